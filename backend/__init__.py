@@ -1,0 +1,1 @@
+"""What runs beside each engine: its registry entry, its engine, its llumlet."""

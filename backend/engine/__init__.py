@@ -1,0 +1,1 @@
+"""Engines: vLLM, and a modelled one that speaks the same HTTP."""

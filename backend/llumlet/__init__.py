@@ -1,0 +1,1 @@
+"""The agent beside each engine: reports load, answers migration messages, drains."""

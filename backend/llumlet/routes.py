@@ -1,0 +1,146 @@
+"""The llumlet's own HTTP routes, under /midstream/."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from backend.llumlet.arrival import Arrivals
+from backend.llumlet.attachment import serve_attachment
+from backend.llumlet.exchange import Exchange
+from backend.llumlet.flights import Flights
+from backend.llumlet.incoming import ClientLeft, leg_of, read_body
+from backend.llumlet.metrics import LlumletMetrics
+from backend.llumlet.migrations import Migrations, UnknownRequest
+from backend.llumlet.reply import Reply
+from backend.llumlet.reporter import Reporter
+from migration.codec import message_from_json, to_json
+from migration.errors import ProtocolError
+from migration.leg import InstanceId, RequestId
+from migration.plan import Destination, MigrationMode, MigrationPlan
+from migration.reception import Receptions
+
+PREFIX = "/midstream/"
+_STREAMS = "/midstream/streams/"
+_BODY_LIMIT_BYTES = 1024**3  # a message carries a request's body and tokens; only a peer sends it
+
+
+class Routes:
+    """Answers /midstream/*; nothing else."""
+
+    def __init__(
+        self,
+        *,
+        flights: Flights,
+        arrivals: Arrivals,
+        receptions: Receptions,
+        migrations: Migrations,
+        reporter: Reporter,
+        metrics: LlumletMetrics,
+    ) -> None:
+        self._flights = flights
+        self._arrivals = arrivals
+        self._receptions = receptions
+        self._migrations = migrations
+        self._reporter = reporter
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if scope["path"].startswith(_STREAMS) and scope["method"] == "GET":
+                await self._stream(scope, receive, send)
+                return
+            reply = await self._reply(scope, receive)
+        except ClientLeft:
+            return
+        except Reply as raised:
+            reply = raised
+        await reply(scope, receive, send)
+
+    async def _reply(self, scope: Scope, receive: Receive) -> Reply:
+        match scope["method"], scope["path"].removeprefix(PREFIX):
+            case "GET", "load":
+                return Reply(200, self._reporter.report().to_json().encode())
+            case "GET", "requests":
+                return Reply.json({"requests": [self._describe(exchange) for exchange in self._flights]})
+            case "GET", "metrics":
+                return self._render_metrics()
+            case "POST", "messages":
+                return await self._message(await _read_json(receive))
+            case "POST", "migrations":
+                return await self._migrate(await _read_json(receive))
+        return Reply.error(404, f"There is no {scope['method']} {scope['path']} here.", code="not_found")
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        leg = leg_of(scope["path"].removeprefix(_STREAMS), _query(scope).get("epoch", ""))
+        buffer = self._arrivals.stream(leg)
+        if buffer is None:
+            raise Reply.error(404, f"{leg.request}, epoch {leg.epoch}, is not known here.", code="unknown_leg")
+        await serve_attachment(buffer, scope, receive, send)
+
+    async def _message(self, body: Any) -> Reply:
+        try:
+            message = message_from_json(body)
+        except ProtocolError as error:
+            return Reply.error(400, str(error), code=error.reason)
+        return Reply.json(to_json(await self._receptions.answer(message)))
+
+    async def _migrate(self, body: Any) -> Reply:
+        plan = _plan(body)
+        try:
+            outcome = await self._migrations.run(plan)
+        except UnknownRequest as error:
+            return Reply.error(404, str(error), code="request_not_found")
+        return Reply.json(asdict(outcome))
+
+    def _render_metrics(self) -> Reply:
+        self._metrics.flights.set(len(self._flights))
+        self._metrics.migrations_in.set(self._receptions.arriving)
+        self._metrics.migrations_out.set(len(self._migrations))
+        return Reply(200, self._metrics.render(), content_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def _describe(self, exchange: Exchange) -> dict[str, object]:
+        flight = exchange.flight
+        return {
+            "request": flight.leg.request,
+            "epoch": flight.leg.epoch,
+            "tier": flight.tier,
+            "output_tokens": len(flight.history),
+            "prompt_tokens": flight.prompt_tokens,
+            "state": self._state(exchange),
+            "unmovable": flight.unmovable,
+        }
+
+    def _state(self, exchange: Exchange) -> str:
+        flight = exchange.flight
+        if flight.ended.is_set():
+            return "ended"
+        if flight.replay is not None and not flight.replay.finished:
+            return "arriving"
+        if self._migrations.is_moving(flight.leg.request):
+            return "moving"
+        return "decoding" if flight.history else "waiting"
+
+
+async def _read_json(receive: Receive) -> Any:
+    try:
+        return json.loads(await read_body(receive, _BODY_LIMIT_BYTES))
+    except (ValueError, RecursionError):
+        raise Reply.error(400, "The body is not JSON.", code="malformed_json") from None
+
+
+def _plan(body: Any) -> MigrationPlan:
+    match body:
+        case {"request": str(request), "destination": {"instance": str(instance), "url": str(url)}}:
+            try:
+                mode = MigrationMode(body.get("mode", "live"))
+            except ValueError:
+                raise Reply.error(400, "mode is one of live, stop_copy, recompute.", code="bad_mode") from None
+            return MigrationPlan(RequestId(request), Destination(InstanceId(instance), url.rstrip("/")), mode)
+    raise Reply.error(400, 'Expected {"request": ..., "destination": {"instance": ..., "url": ...}}.', code="bad_plan")
+
+
+def _query(scope: Scope) -> dict[str, str]:
+    pairs = (pair.partition("=") for pair in scope.get("query_string", b"").decode("latin-1").split("&"))
+    return {name: value for name, _, value in pairs}

@@ -1,0 +1,1 @@
+"""How an instance is known to the world."""

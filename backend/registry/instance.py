@@ -1,0 +1,87 @@
+"""PURE. How an instance is known to the world: its load report and the claims on it. The wire contract, versioned, to and from JSON."""
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from migration.leg import InstanceId
+from migration.typed_json import decode
+
+REPORT_VERSION = 1
+
+
+class InstanceState(StrEnum):
+    """What an instance says of itself. (`stale` and `gone` are judged by the reader, from the report's age.)"""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class TierLoad:
+    """Running requests of one tier: how many, and the context tokens they hold."""
+
+    running: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """The engine's own measurements. One decode step takes about base_s + per_token_s * context tokens + per_request_s * batch.
+
+    `prefill_tokens_per_s` is the measured prefill rate. Zero means: not measured yet.
+    """
+
+    base_s: float = 0.0
+    per_token_s: float = 0.0
+    per_request_s: float = 0.0
+    last_step_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a llumlet publishes. Instance-level only: its size does not grow with the number of requests.
+
+    Capacities and demands are in tokens (whole blocks times block size). `sequence` rises with every report of one `incarnation`.
+    """
+
+    instance: InstanceId
+    incarnation: str
+    sequence: int
+    url: str
+    state: InstanceState
+    models: tuple[str, ...]
+    engine: str
+    """'vllm 0.32.0' or 'fake'."""
+    capacity_tokens: int
+    free_tokens: int
+    block_tokens: int
+    running: int
+    waiting: int
+    waiting_tokens: int
+    """KV demand of the whole waiting queue."""
+    head_tokens: int
+    """KV demand of the queue's head; 0 if nothing waits."""
+    head_tier: str
+    oldest_waiting_s: float
+    tiers: tuple[tuple[str, TierLoad], ...]
+    preemptions: int
+    migrations_in: int
+    migrations_out: int
+    max_batch: int
+    max_model_tokens: int
+    cost: StepCost = StepCost()
+
+    def to_json(self) -> str:
+        """One line of JSON, with the report's version."""
+        return json.dumps({"version": REPORT_VERSION, **asdict(self)}, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str | bytes) -> "LoadReport":
+        """Parse; raises ValueError (bad JSON, other version, missing or mistyped fields)."""
+        raw = json.loads(text)
+        if not isinstance(raw, dict) or raw.pop("version", None) != REPORT_VERSION:
+            raise ValueError("not a load report of version 1")
+        return decode(LoadReport, raw)

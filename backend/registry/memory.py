@@ -1,0 +1,114 @@
+"""An InstanceStore in one process: for tests, the simulator, and a gateway and a backend that live together."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from backend.registry.instance import LoadReport
+from backend.registry.store import Candidate, Claim, Sighting
+from migration.leg import InstanceId, Leg, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    report: LoadReport
+    published_s: float
+    expires_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    claim: Claim
+    expires_s: float
+
+
+class MemoryStore:
+    """Keeps the store's guarantees with plain dictionaries; `clock` gives seconds that never go back. Never raises StoreError."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._reports: dict[InstanceId, _Published] = {}
+        self._claims: dict[RequestId, _Held] = {}
+        self._switches: dict[Leg, tuple[float, float]] = {}
+
+    async def publish(self, report: LoadReport, ttl_s: float) -> None:
+        now_s = self._expire()
+        known = self._reports.get(report.instance)
+        if known and known.report.incarnation == report.incarnation and known.report.sequence > report.sequence:
+            return
+        self._reports[report.instance] = _Published(report, now_s, now_s + ttl_s)
+
+    async def withdraw(self, instance: InstanceId) -> None:
+        self._reports.pop(instance, None)
+
+    async def sightings(self) -> Sequence[Sighting]:
+        now_s = self._expire()
+        counts: dict[InstanceId, tuple[int, int]] = {}
+        for held in self._claims.values():
+            claims, tokens = counts.get(held.claim.instance, (0, 0))
+            counts[held.claim.instance] = (claims + 1, tokens + held.claim.tokens)
+        return [
+            Sighting(known.report, now_s - known.published_s, *counts.get(instance, (0, 0)))
+            for instance, known in sorted(self._reports.items())
+        ]
+
+    async def claim(self, claim: Claim, candidates: Sequence[Candidate], ttl_s: float) -> InstanceId | None:
+        now_s = self._expire()
+        held = self._claims.get(claim.request)
+        if held:
+            return held.claim.instance
+        for candidate in candidates:
+            if sum(held.claim.instance == candidate.instance for held in self._claims.values()) == candidate.claims_seen:
+                self._claims[claim.request] = _Held(replace(claim, instance=candidate.instance), now_s + ttl_s)
+                return candidate.instance
+        return None
+
+    async def move_claim(self, request: RequestId, to: InstanceId) -> bool:
+        self._expire()
+        held = self._claims.get(request)
+        if held is None:
+            return False
+        self._claims[request] = replace(held, claim=replace(held.claim, instance=to))
+        return True
+
+    async def renew(self, requests: Sequence[RequestId], ttl_s: float) -> Sequence[RequestId]:
+        now_s = self._expire()
+        missing = []
+        for request in requests:
+            held = self._claims.get(request)
+            if held is None:
+                missing.append(request)
+            else:
+                self._claims[request] = replace(held, expires_s=now_s + ttl_s)
+        return missing
+
+    async def release(self, request: RequestId) -> bool:
+        self._expire()
+        return self._claims.pop(request, None) is not None
+
+    async def claims(self) -> Sequence[Claim]:
+        self._expire()
+        return [held.claim for _, held in sorted(self._claims.items())]
+
+    async def record_switch(self, leg: Leg, gap_ms: float, ttl_s: float) -> None:
+        self._switches[leg] = (gap_ms, self._expire() + ttl_s)
+
+    async def switch_gap_ms(self, leg: Leg) -> float | None:
+        self._expire()
+        noted = self._switches.get(leg)
+        return noted[0] if noted else None
+
+    async def ping(self) -> None:
+        """A dictionary always answers."""
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+    def _expire(self) -> float:
+        now_s = self._clock()
+        for instance in [i for i, known in self._reports.items() if known.expires_s <= now_s]:
+            del self._reports[instance]
+        for request in [r for r, held in self._claims.items() if held.expires_s <= now_s]:
+            del self._claims[request]
+        for leg in [leg for leg, (_, expires_s) in self._switches.items() if expires_s <= now_s]:
+            del self._switches[leg]
+        return now_s

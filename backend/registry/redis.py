@@ -1,0 +1,268 @@
+"""An InstanceStore in Redis (6.2 and later, one primary): every operation is one script, hence atomic and one round trip.
+
+Keys
+    midstream:reports         hash  instance -> the report's JSON
+    midstream:report_marks    hash  instance -> [incarnation, sequence, published ms]
+    midstream:report_expiry   zset  instance -> expiry, ms
+    midstream:claims          hash  request -> [instance, gateway, tier, tokens]
+    midstream:claim_expiry    zset  request -> expiry, ms
+    midstream:claim_count     hash  instance -> live claims
+    midstream:claim_tokens    hash  instance -> sum of their tokens
+    midstream:switch:R:EPOCH  string, expires by itself: gap in ms
+
+What has expired is swept out at the start of each script, so counts and claims are never apart.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.commands.core import AsyncScript
+from redis.exceptions import RedisError
+
+from backend.registry.instance import LoadReport
+from backend.registry.store import Candidate, Claim, Sighting, StoreError
+from migration.leg import InstanceId, Leg, RequestId
+
+_PREAMBLE = """
+local REPORTS, MARKS, REPORT_EXPIRY = 'midstream:reports', 'midstream:report_marks', 'midstream:report_expiry'
+local CLAIMS, CLAIM_EXPIRY = 'midstream:claims', 'midstream:claim_expiry'
+local COUNT, TOKENS = 'midstream:claim_count', 'midstream:claim_tokens'
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local function ms(number) return string.format('%.0f', number) end
+
+local function count_claim(instance, claims, tokens)
+    if redis.call('HINCRBY', COUNT, instance, claims) == 0 then
+        redis.call('HDEL', COUNT, instance)
+        redis.call('HDEL', TOKENS, instance)
+    else
+        redis.call('HINCRBY', TOKENS, instance, tokens)
+    end
+end
+local function drop_claim(request)
+    local text = redis.call('HGET', CLAIMS, request)
+    redis.call('ZREM', CLAIM_EXPIRY, request)
+    if not text then return 0 end
+    local claim = cjson.decode(text)
+    redis.call('HDEL', CLAIMS, request)
+    count_claim(claim[1], -1, '-' .. claim[4])
+    return 1
+end
+local function drop_report(instance)
+    redis.call('HDEL', REPORTS, instance)
+    redis.call('HDEL', MARKS, instance)
+    redis.call('ZREM', REPORT_EXPIRY, instance)
+end
+
+for _, request in ipairs(redis.call('ZRANGEBYSCORE', CLAIM_EXPIRY, '-inf', ms(now))) do drop_claim(request) end
+for _, instance in ipairs(redis.call('ZRANGEBYSCORE', REPORT_EXPIRY, '-inf', ms(now))) do drop_report(instance) end
+"""
+
+# ARGV: instance, incarnation, sequence, ttl ms, json
+_PUBLISH = """
+local mark = redis.call('HGET', MARKS, ARGV[1])
+if mark then
+    local known = cjson.decode(mark)
+    if known[1] == ARGV[2] and tonumber(known[2]) > tonumber(ARGV[3]) then return 0 end
+end
+redis.call('HSET', REPORTS, ARGV[1], ARGV[5])
+redis.call('HSET', MARKS, ARGV[1], cjson.encode({ARGV[2], ARGV[3], ms(now)}))
+redis.call('ZADD', REPORT_EXPIRY, ms(now + ARGV[4]), ARGV[1])
+return 1
+"""
+
+_WITHDRAW = """
+drop_report(ARGV[1])
+return 1
+"""
+
+# Answers json, age ms, claims, tokens of each instance in one flat list.
+_SIGHTINGS = """
+local seen = {}
+for _, instance in ipairs(redis.call('ZRANGE', REPORT_EXPIRY, 0, -1)) do
+    local known = cjson.decode(redis.call('HGET', MARKS, instance))
+    seen[#seen + 1] = redis.call('HGET', REPORTS, instance)
+    seen[#seen + 1] = ms(now - tonumber(known[3]))
+    seen[#seen + 1] = redis.call('HGET', COUNT, instance) or '0'
+    seen[#seen + 1] = redis.call('HGET', TOKENS, instance) or '0'
+end
+return seen
+"""
+
+# ARGV: request, gateway, tier, tokens, ttl ms, then instance and claims seen of each candidate
+_CLAIM = """
+local held = redis.call('HGET', CLAIMS, ARGV[1])
+if held then return cjson.decode(held)[1] end
+for at = 6, #ARGV, 2 do
+    local instance = ARGV[at]
+    if tonumber(redis.call('HGET', COUNT, instance) or '0') == tonumber(ARGV[at + 1]) then
+        redis.call('HSET', CLAIMS, ARGV[1], cjson.encode({instance, ARGV[2], ARGV[3], ARGV[4]}))
+        redis.call('ZADD', CLAIM_EXPIRY, ms(now + ARGV[5]), ARGV[1])
+        count_claim(instance, 1, ARGV[4])
+        return instance
+    end
+end
+return false
+"""
+
+# ARGV: request, instance
+_MOVE_CLAIM = """
+local text = redis.call('HGET', CLAIMS, ARGV[1])
+if not text then return 0 end
+local claim = cjson.decode(text)
+count_claim(claim[1], -1, '-' .. claim[4])
+count_claim(ARGV[2], 1, claim[4])
+claim[1] = ARGV[2]
+redis.call('HSET', CLAIMS, ARGV[1], cjson.encode(claim))
+return 1
+"""
+
+# ARGV: ttl ms, then requests; answers those that hold no claim
+_RENEW = """
+local missing = {}
+for at = 2, #ARGV do
+    if redis.call('HEXISTS', CLAIMS, ARGV[at]) == 1 then
+        redis.call('ZADD', CLAIM_EXPIRY, ms(now + ARGV[1]), ARGV[at])
+    else
+        missing[#missing + 1] = ARGV[at]
+    end
+end
+return missing
+"""
+
+_RELEASE = """
+return drop_claim(ARGV[1])
+"""
+
+_CLAIMS = """
+return redis.call('HGETALL', CLAIMS)
+"""
+
+
+class RedisStore:
+    """Keeps the store's guarantees with Lua scripts. Every call ends within about twice `timeout_s`, with StoreError if need be.
+
+    A call cut off by a broken connection is repeated once at once: each script may safely run twice.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 1.0, max_connections: int = 16) -> None:
+        self._timeout_s = timeout_s
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=max_connections,
+            timeout=timeout_s,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 1),
+            decode_responses=True,
+        )
+        self._redis = Redis.from_pool(pool)
+        self._publish = self._script(_PUBLISH)
+        self._withdraw = self._script(_WITHDRAW)
+        self._sightings = self._script(_SIGHTINGS)
+        self._claim = self._script(_CLAIM)
+        self._move_claim = self._script(_MOVE_CLAIM)
+        self._renew = self._script(_RENEW)
+        self._release = self._script(_RELEASE)
+        self._claims = self._script(_CLAIMS)
+
+    async def publish(self, report: LoadReport, ttl_s: float) -> None:
+        await self._run(self._publish, report.instance, report.incarnation, report.sequence, _ms(ttl_s), report.to_json())
+
+    async def withdraw(self, instance: InstanceId) -> None:
+        await self._run(self._withdraw, instance)
+
+    async def sightings(self) -> Sequence[Sighting]:
+        flat = await self._run_list(self._sightings)
+        seen = []
+        for text, age_ms, claims, tokens in zip(*[iter(flat)] * 4, strict=True):
+            report = _readable(text)
+            if report is not None:
+                seen.append(Sighting(report, int(age_ms) / 1000, int(claims), int(tokens)))
+        return sorted(seen, key=lambda sighting: sighting.report.instance)
+
+    async def claim(self, claim: Claim, candidates: Sequence[Candidate], ttl_s: float) -> InstanceId | None:
+        wanted = [part for candidate in candidates for part in (candidate.instance, candidate.claims_seen)]
+        chosen = await self._run(self._claim, claim.request, claim.gateway, claim.tier, claim.tokens, _ms(ttl_s), *wanted)
+        return None if chosen is None else InstanceId(str(chosen))
+
+    async def move_claim(self, request: RequestId, to: InstanceId) -> bool:
+        return await self._run(self._move_claim, request, to) == 1
+
+    async def renew(self, requests: Sequence[RequestId], ttl_s: float) -> Sequence[RequestId]:
+        if not requests:
+            return []
+        return [RequestId(request) for request in await self._run_list(self._renew, _ms(ttl_s), *requests)]
+
+    async def release(self, request: RequestId) -> bool:
+        return await self._run(self._release, request) == 1
+
+    async def claims(self) -> Sequence[Claim]:
+        flat = await self._run_list(self._claims)
+        return sorted((_claim(request, text) for request, text in zip(*[iter(flat)] * 2, strict=True)), key=lambda claim: claim.request)
+
+    async def record_switch(self, leg: Leg, gap_ms: float, ttl_s: float) -> None:
+        async with self._answering():
+            await self._redis.set(_switch_key(leg), repr(gap_ms), px=_ms(ttl_s))
+
+    async def switch_gap_ms(self, leg: Leg) -> float | None:
+        async with self._answering():
+            noted = await self._redis.get(_switch_key(leg))
+            return None if noted is None else float(noted)
+
+    async def ping(self) -> None:
+        async with self._answering():
+            await self._redis.get("midstream:ping")
+
+    async def close(self) -> None:
+        async with self._answering():
+            await self._redis.aclose()
+
+    def _script(self, body: str) -> AsyncScript:
+        return self._redis.register_script(_PREAMBLE + body)
+
+    async def _run(self, script: AsyncScript, *args: str | int) -> object:
+        async with self._answering():
+            answer: object = await script(args=list(args))
+            return answer
+
+    async def _run_list(self, script: AsyncScript, *args: str | int) -> list[str]:
+        answer = await self._run(script, *args)
+        if not isinstance(answer, list):
+            raise StoreError(f"expected a list from redis, got {type(answer).__name__}")
+        return answer
+
+    @asynccontextmanager
+    async def _answering(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(2 * self._timeout_s):
+                yield
+        except (RedisError, OSError, ValueError) as error:  # TimeoutError is an OSError
+            raise StoreError(f"redis: {type(error).__name__}: {error}") from error
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _switch_key(leg: Leg) -> str:
+    return f"midstream:switch:{leg.request}:{leg.epoch}"
+
+
+def _readable(text: str) -> LoadReport | None:
+    """One instance that speaks another version must not hide all others."""
+    try:
+        return LoadReport.from_json(text)
+    except ValueError:
+        return None
+
+
+def _claim(request: str, text: str) -> Claim:
+    instance, gateway, tier, tokens = json.loads(text)
+    return Claim(RequestId(request), InstanceId(instance), gateway, tier, int(tokens))

@@ -1,0 +1,1 @@
+"""Side-by-side measurements, each a command that anyone can run."""

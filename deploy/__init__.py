@@ -1,0 +1,1 @@
+"""Starting the product: the command line, local processes, the model, Redis."""

@@ -1,0 +1,160 @@
+"""The command `midstream`. Only what a sub-command needs is imported: `midstream --help` loads neither torch nor vllm."""
+
+import argparse
+import importlib.metadata
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+ENGINES = ("vllm", "fake")
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one sub-command; answers the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments, passed_on = split_at_dashes(arguments)
+    options = build_parser().parse_args(arguments)
+    if passed_on and options.run is not run_backend:
+        print(f"error: `midstream {options.command}` takes no arguments after --", file=sys.stderr)
+        return 2
+    options.passed_on = passed_on
+    run: Callable[[argparse.Namespace], int] = options.run
+    return run(options)
+
+
+def split_at_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before `--`, and what after."""
+    if "--" not in arguments:
+        return arguments, []
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="midstream", description="An OpenAI-compatible gateway that moves running requests between engines."
+    )
+    parser.add_argument("--version", action="version", version=f"midstream {version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_up(commands)
+    add_gateway(commands)
+    add_backend(commands)
+    add_bench(commands)
+    return parser
+
+
+def add_up(commands: Commands) -> None:
+    description = "Start Redis (unless one is given), engines and the gateway on this machine, in the foreground; Ctrl-C stops all."
+    parser = commands.add_parser("up", help="start everything on this machine", description=description)
+    parser.add_argument("--engine", choices=ENGINES, default="vllm", help="vllm, or fake: a model of an engine (default: %(default)s)")
+    parser.add_argument("--instances", type=positive, default=2, metavar="N", help="how many engines (default: %(default)s)")
+    parser.add_argument("--model", metavar="NAME_OR_PATH", help="model for the engines (default: SmolLM2-135M-Instruct, made on first use)")
+    parser.add_argument("--host", default="127.0.0.1", help="address on which the gateway listens (default: %(default)s)")
+    parser.add_argument("--port", type=port, default=8000, help="TCP port of the gateway (default: %(default)s)")
+    parser.add_argument("--redis", metavar="URL", help="Redis to use (default: MIDSTREAM_REDIS_URL, else one is started)")
+    parser.set_defaults(run=run_up)
+
+
+def add_gateway(commands: Commands) -> None:
+    description = "Run one gateway. Flags win over MIDSTREAM_... variables and .env; every other setting is read from there."
+    parser = commands.add_parser("gateway", help="run a gateway", description=description)
+    parser.add_argument("--host", help="address to listen on (default: MIDSTREAM_HOST, else 127.0.0.1)")
+    parser.add_argument("--port", type=port, help="TCP port (default: MIDSTREAM_PORT, else 8000)")
+    parser.add_argument("--redis", metavar="URL", help="shared Redis (default: MIDSTREAM_REDIS_URL)")
+    parser.set_defaults(run=run_gateway)
+
+
+def add_backend(commands: Commands) -> None:
+    description = "Run one engine with its llumlet. Whatever follows -- is passed on to vLLM's own server."
+    parser = commands.add_parser("backend", help="run an engine with its llumlet", description=description)
+    parser.add_argument("--engine", choices=ENGINES, default="vllm", help="kind of engine (default: %(default)s)")
+    parser.add_argument("--model", metavar="NAME_OR_PATH", help="model to load (needed for vllm)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=port, default=8001, help="TCP port (default: %(default)s)")
+    parser.add_argument("--redis", metavar="URL", help="shared Redis (default: MIDSTREAM_REDIS_URL)")
+    parser.add_argument("--instance-id", metavar="ID", help="name of this instance (default: MIDSTREAM_INSTANCE_ID, else random)")
+    parser.add_argument("--advertised-url", metavar="URL", help="base URL for gateways and other backends (default: http://HOST:PORT)")
+    parser.set_defaults(run=run_backend)
+
+
+def add_bench(commands: Commands) -> None:
+    description = "Measurements. Each takes its own flags: `midstream bench migration --help`."
+    parser = commands.add_parser("bench", help="measure", description=description)
+    parser.add_argument("subject", choices=("migration",), help="what to measure")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="flags of that measurement")
+    parser.set_defaults(run=run_bench)
+
+
+def run_up(options: argparse.Namespace) -> int:
+    from deploy import up
+    from deploy.model import ModelError
+    from deploy.settings import DeploySettings
+
+    asked = up.UpOptions(options.engine, options.instances, options.model, options.host, options.port, options.redis)
+    try:
+        return up.run(asked, DeploySettings())
+    except ModelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def run_gateway(options: argparse.Namespace) -> int:
+    from gateway.__main__ import run
+    from gateway.settings import GatewaySettings
+
+    given = {"host": options.host, "port": options.port, "redis_url": options.redis}
+    run(GatewaySettings(**{name: value for name, value in given.items() if value is not None}))
+    return 0
+
+
+def run_backend(options: argparse.Namespace) -> int:
+    from backend.__main__ import main as backend_main
+
+    return backend_main(backend_arguments(options))
+
+
+def backend_arguments(options: argparse.Namespace) -> list[str]:
+    """The flags as `python -m backend` takes them."""
+    arguments = ["--engine", options.engine, "--host", options.host, "--port", str(options.port)]
+    for flag in ("--model", "--redis", "--instance-id", "--advertised-url"):
+        value = getattr(options, flag.removeprefix("--").replace("-", "_"))
+        if value is not None:
+            arguments += [flag, value]
+    return [*arguments, "--", *options.passed_on] if options.passed_on else arguments
+
+
+def run_bench(options: argparse.Namespace) -> int:
+    from bench.migration import main as bench_main
+
+    return bench_main(options.arguments)
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def port(text: str) -> int:
+    """A TCP port, for argparse."""
+    value = int(text)
+    if not 1 <= value <= 65535:
+        raise argparse.ArgumentTypeError("must be between 1 and 65535")
+    return value
+
+
+def version() -> str:
+    """The installed version."""
+    try:
+        return importlib.metadata.version("midstream")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

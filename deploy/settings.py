@@ -1,0 +1,45 @@
+"""What the launcher reads of its environment; the only module of `deploy` that does."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class DeploySettings(BaseSettings):
+    """The launcher's own knobs; `MIDSTREAM_` in front of each name."""
+
+    model_config = SettingsConfigDict(env_prefix="MIDSTREAM_", env_file=".env", extra="ignore")
+
+    home: Path = Field(default=Path(".midstream"), description="Directory for models and logs.")
+    redis_url: str | None = Field(default=None, description="Redis to use; the launcher starts one of its own if unset.")
+    start_timeout_s: float = Field(default=600.0, gt=0, description="Seconds an engine may take until it is healthy.")
+    stop_timeout_s: float = Field(default=20.0, gt=0, description="Seconds a process may take to stop before it is killed.")
+
+    visible_gpus: str | None = Field(
+        default=None,
+        validation_alias="CUDA_VISIBLE_DEVICES",
+        description="GPUs the engines may use, separated by commas; all that are there if unset.",
+    )
+
+    @property
+    def models(self) -> Path:
+        """Where models made by the launcher lie."""
+        return self.home.resolve() / "models"
+
+    @property
+    def logs(self) -> Path:
+        """Where the logs of child processes lie."""
+        return self.home.resolve() / "logs"
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a child process: this one's, with `extra` on top."""
+    return {**os.environ, **extra}
+
+
+def search_path() -> str | None:
+    """PATH, to look for programs."""
+    return os.environ.get("PATH")

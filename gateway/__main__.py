@@ -1,0 +1,48 @@
+"""The gateway as a process: `python -m gateway`."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+import uvicorn
+
+from gateway.app import build_app
+from gateway.settings import GatewaySettings
+
+
+def run(settings: GatewaySettings) -> None:
+    """Serve until SIGINT or SIGTERM: then accept nothing new, let running requests end within their grace, and return."""
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    config = uvicorn.Config(
+        build_app(settings),
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level=settings.log_level,
+        access_log=False,
+        server_header=False,
+        backlog=4096,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
+    )
+    uvicorn.Server(config).run()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read flags over the environment, and serve."""
+    parser = argparse.ArgumentParser(prog="midstream gateway", description="OpenAI-compatible gateway in front of Midstream backends.")
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="TCP port (default 8000)")
+    parser.add_argument("--redis", dest="redis_url", metavar="URL", help="shared store (default redis://127.0.0.1:6379/0)")
+    flags = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
+    run(GatewaySettings(**flags))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

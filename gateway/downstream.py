@@ -1,0 +1,96 @@
+"""The client's side of one request: the body it sends, the answer it gets, and the moment it leaves."""
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.types import Receive, Send
+
+from gateway.errors import BodyTimeout, BodyTooLarge, ClientLeft, GatewayError, RawHeaders
+from gateway.headers import answer_headers
+
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class Downstream:
+    """Writes whole events only, so that a comment may come between any two writes. `ours` are headers added to whatever is answered."""
+
+    def __init__(self, receive: Receive, send: Send, clock: Callable[[], float]) -> None:
+        self._receive = receive
+        self._send = send
+        self._clock = clock
+        self._sending = asyncio.Lock()
+        self.ours: list[tuple[bytes, bytes]] = []
+        self.started = False
+        self.finished = False
+        self.sent_at_s = clock()
+        """When the client was last sent anything; at first: when the request came."""
+
+    async def read_body(self, declared_bytes: str | None, limit_bytes: int, timeout_s: float) -> bytes:
+        """The whole body. Raises BodyTooLarge, BodyTimeout, ClientLeft."""
+        too_large = BodyTooLarge(f"The body is over the limit of {limit_bytes} bytes.")
+        if declared_bytes is not None and declared_bytes.isdigit() and int(declared_bytes) > limit_bytes:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientLeft
+                    body += message.get("body", b"")
+                    if len(body) > limit_bytes:
+                        raise too_large
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise BodyTimeout(f"The body did not come within {timeout_s:g} s.") from None
+
+    async def wait_left(self) -> None:
+        """Return when the client has closed its connection (or its answer is finished). The body has been read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def start(self, status: int, headers: RawHeaders) -> None:
+        """Send the head of a stream."""
+        self.started = True
+        await self._send_head(status, answer_headers(headers, self.ours))
+
+    async def write(self, data: bytes) -> None:
+        """Send whole events. Waits while the client does not read."""
+        async with self._sending:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            self.sent_at_s = self._clock()
+
+    async def keep_alive(self) -> None:
+        """Send a comment, if a stream is open."""
+        async with self._sending:
+            if self.started and not self.finished:
+                await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                self.sent_at_s = self._clock()
+
+    async def finish(self, last: bytes = b"") -> None:
+        """End the stream, after these last events."""
+        async with self._sending:
+            self.finished = True
+            await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def answer(self, status: int, headers: RawHeaders, body: bytes) -> None:
+        """Send a whole answer."""
+        self.started = True
+        length = (b"content-length", str(len(body)).encode())
+        await self._send_head(status, (*answer_headers(headers, self.ours), length))
+        await self.finish(body)
+
+    async def fail(self, error: GatewayError) -> None:
+        """Show an error in the way that is still open: as an answer, or as the end of the stream that has begun."""
+        if self.finished:
+            return
+        if self.started:
+            await self.finish(error.events())
+        else:
+            await self.answer(error.status, error.headers(), error.body())
+
+    async def _send_head(self, status: int, headers: RawHeaders) -> None:
+        async with self._sending:
+            await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+            self.sent_at_s = self._clock()

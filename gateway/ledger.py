@@ -1,0 +1,213 @@
+"""The store as one gateway sees it: the last view of the cluster, and the places of its own live requests.
+
+Every question to the store has a deadline. While the store fails, the gateway goes on with its last view and places requests without
+claims; it counts them itself, and makes up for the claims when the store is back. What is not renewed expires in the store by itself.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from backend.registry.store import Candidate, Claim, InstanceStore, Sighting, StoreError
+from gateway.metrics import Metrics
+from gateway.policy.view import ClusterView, assemble
+from gateway.settings import GatewaySettings
+from migration.leg import InstanceId, Leg, RequestId
+
+T = TypeVar("T")
+
+log = logging.getLogger("midstream.gateway.ledger")
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """A live request and the instance that serves it. Mutable, changed by the ledger only."""
+
+    request: RequestId
+    tier: str
+    prompt_tokens: int
+    instance: InstanceId | None = None
+    claimed: bool = False
+    """The store is known to hold a claim for it."""
+
+
+class Ledger:
+    """Owned by the app; used by all its relays."""
+
+    def __init__(self, store: InstanceStore, settings: GatewaySettings, clock: Callable[[], float], metrics: Metrics) -> None:
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._metrics = metrics
+        self._live: dict[RequestId, Place] = {}
+        self._sightings: Sequence[Sighting] = ()
+        self._looked_at_s = float("-inf")
+        self._drift: Counter[InstanceId] = Counter()
+        self._down = False
+        self._retry_at_s = float("-inf")
+
+    @property
+    def is_store_up(self) -> bool:
+        return not self._down
+
+    def is_live(self, request: RequestId) -> bool:
+        """True while this gateway serves a request of that id."""
+        return request in self._live
+
+    @asynccontextmanager
+    async def place(self, request: RequestId, tier: str, prompt_tokens: int) -> AsyncIterator[Place]:
+        """A request's place while it lives. Its claim is given back once, on leaving, whatever happened."""
+        place = Place(request, tier, prompt_tokens)
+        self._live[request] = place
+        self._metrics.live.inc()
+        try:
+            yield place
+        finally:
+            del self._live[request]
+            self._metrics.live.dec()
+            await self._give_back(place)
+
+    async def view(self, max_age_s: float) -> ClusterView:
+        """The cluster as seen within the last `max_age_s`; older if the store does not answer."""
+        if self._clock() - self._looked_at_s > max_age_s:
+            try:
+                self._sightings = await self._ask(self._store.sightings)
+                self._looked_at_s = self._clock()
+                self._drift = Counter(place.instance for place in self._live.values() if place.instance and not place.claimed)
+            except StoreError:
+                pass  # counted and logged by _ask; the last view is better than none
+        aged_s = max(0.0, self._clock() - self._looked_at_s)
+        return assemble(self._sightings, self._settings.report_stale_s, aged_s, self._drift)
+
+    async def take(self, place: Place, candidates: Sequence[Candidate]) -> bool:
+        """Put the request on the first candidate that is as it was seen. False if none is: look again.
+
+        Without a store it is the first candidate, unclaimed.
+        """
+        if place.instance is not None:
+            await self._give_back(place)
+        claim = self._claim(place, candidates[0].instance)
+        try:
+            instance = await self._ask(lambda: self._store.claim(claim, candidates, self._settings.claim_ttl_s))
+            place.claimed = instance is not None
+        except StoreError:
+            instance = candidates[0].instance
+        if instance is None:
+            self._metrics.conflicts.inc()
+            return False
+        place.instance = instance
+        self._drift[instance] += 1
+        return True
+
+    async def move(self, place: Place, to: InstanceId) -> None:
+        """The request has moved: count it there from now on."""
+        if place.instance is not None:
+            self._drift[place.instance] -= 1
+        place.instance = to
+        self._drift[to] += 1
+        try:
+            place.claimed = await self._ask(lambda: self._store.move_claim(place.request, to))
+        except StoreError:
+            place.claimed = False
+
+    async def keep(self) -> None:
+        """Renew the claims of all live requests, for ever; make up for those that are missing."""
+        while True:
+            await asyncio.sleep(self._settings.claim_ttl_s / 3)
+            try:
+                await self.renew()
+            except StoreError:
+                continue  # counted and logged by _ask; next time
+            except Exception:  # the root of a task; claims must not run out because of one bad round
+                log.exception("a round of renewals failed")
+
+    async def renew(self) -> None:
+        """One round of `keep`. Raises StoreError."""
+        claimed = [place.request for place in self._live.values() if place.claimed]
+        missing = await self._ask(lambda: self._store.renew(claimed, self._settings.claim_ttl_s)) if claimed else ()
+        for request in missing:
+            if request in self._live:
+                self._live[request].claimed = False
+        if unclaimed := [place for place in self._live.values() if place.instance and not place.claimed]:
+            seen = {sighting.report.instance: sighting.claims for sighting in await self._ask(self._store.sightings)}
+            for place in unclaimed:
+                await self._restore(place, seen)
+
+    async def claims(self) -> Sequence[Claim]:
+        """All live claims of all gateways. Raises StoreError."""
+        return await self._ask(self._store.claims)
+
+    async def record_switch(self, leg: Leg, gap_ms: float) -> None:
+        """Note the downtime a client saw; lost if the store does not answer."""
+        try:
+            await self._ask(lambda: self._store.record_switch(leg, gap_ms, self._settings.switch_ttl_s))
+        except StoreError:
+            return
+
+    async def switch_gap_ms(self, leg: Leg) -> float | None:
+        """The downtime the client of that leg saw, if any gateway has noted it."""
+        try:
+            return await self._ask(lambda: self._store.switch_gap_ms(leg))
+        except StoreError:
+            return None
+
+    def _claim(self, place: Place, instance: InstanceId) -> Claim:
+        return Claim(place.request, instance, self._settings.gateway_id, place.tier, place.prompt_tokens)
+
+    async def _give_back(self, place: Place) -> None:
+        """Also asked for a place that is not known to be claimed: the question may have arrived and its answer not."""
+        instance, place.instance, place.claimed = place.instance, None, False
+        if instance is None:
+            return
+        self._drift[instance] -= 1
+        try:
+            await self._ask(lambda: self._store.release(place.request))
+        except StoreError:
+            return  # it expires
+
+    async def _restore(self, place: Place, seen: dict[InstanceId, int]) -> None:
+        """Claim what is unclaimed, on the instance where the request is; a conflict is left for the next round."""
+        instance = place.instance
+        if instance is None or instance not in seen:
+            return
+        candidate = Candidate(instance, seen[instance])
+        claim = self._claim(place, instance)
+        held = await self._ask(lambda: self._store.claim(claim, (candidate,), self._settings.claim_ttl_s))
+        if self._live.get(place.request) is not place:  # it ended while we asked
+            await self._ask(lambda: self._store.release(place.request))
+            return
+        if held is None:
+            return
+        now_at = place.instance
+        if now_at is not None and held != now_at:
+            await self._ask(lambda: self._store.move_claim(place.request, now_at))
+        place.claimed = now_at is not None
+        seen[instance] += 1
+
+    async def _ask(self, question: Callable[[], Awaitable[T]]) -> T:
+        """Raises StoreError: the store failed, took too long, or did so a moment ago and is left alone."""
+        if self._clock() < self._retry_at_s:
+            raise StoreError("left alone after a failure")
+        try:
+            async with asyncio.timeout(self._settings.store_timeout_s):
+                answer = await question()
+        except (StoreError, TimeoutError) as error:
+            self._note_failure(error)
+            raise StoreError("the store did not answer") from error
+        if self._down:
+            self._down = False
+            self._metrics.store_up.set(1)
+            log.info("the store answers again")
+        return answer
+
+    def _note_failure(self, error: Exception) -> None:
+        self._retry_at_s = self._clock() + self._settings.store_retry_s
+        self._metrics.store_errors.inc()
+        self._metrics.store_up.set(0)
+        if not self._down:
+            self._down = True
+            log.warning("the store does not answer, going on with the last view: %r", error)

@@ -1,0 +1,1 @@
+"""PURE. Where requests go, and when they move."""

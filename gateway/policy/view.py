@@ -1,0 +1,95 @@
+"""PURE. What a policy sees: one request, and the cluster at one moment, put together from reports, their ages and the claims."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from backend.registry.instance import InstanceState, LoadReport
+from backend.registry.store import Sighting
+from migration.leg import InstanceId, RequestId
+
+
+class ViewState(StrEnum):
+    """An instance as a reader judges it."""
+
+    READY = "ready"
+    DRAINING = "draining"
+    STARTING = "starting"
+    STALE = "stale"
+    """Says it is ready, but has not said so for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """A request that wants a place."""
+
+    request: RequestId
+    model: str | None
+    """None: any model will do."""
+    tier: str
+    prompt_tokens: int
+    excluded: frozenset[InstanceId] = frozenset()
+    """Instances that have failed it already, or that it must leave."""
+    sequence: int | None = None
+    """Its number in the order of arrival, if whoever asks counts."""
+    expected_output_tokens: float = 256.0
+    """How long answers are at present, in the mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceView:
+    """One instance. `claims` counts live requests on it over all gateways, as far as known."""
+
+    report: LoadReport
+    state: ViewState
+    age_s: float
+    claims: int
+    claimed_tokens: int
+
+    @property
+    def id(self) -> InstanceId:
+        return self.report.instance
+
+    def serves(self, model: str | None) -> bool:
+        """True if a request for that model can go here."""
+        return model is None or model in self.report.models
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """All instances, ordered by id."""
+
+    instances: tuple[InstanceView, ...] = ()
+
+    def find(self, instance: InstanceId) -> InstanceView | None:
+        """That instance, if it is there."""
+        return next((view for view in self.instances if view.id == instance), None)
+
+    def knows_model(self, model: str | None) -> bool:
+        """True if any instance, in whatever state, serves the model."""
+        return any(view.serves(model) for view in self.instances)
+
+
+def assemble(sightings: Iterable[Sighting], report_stale_s: float, aged_s: float, drift: Mapping[InstanceId, int]) -> ClusterView:
+    """A view of what the store said `aged_s` seconds ago, with the claims that have come (or gone: negative) since then."""
+    views = (
+        InstanceView(
+            report=sighting.report,
+            state=_state(sighting, sighting.age_s + aged_s > report_stale_s),
+            age_s=sighting.age_s + aged_s,
+            claims=max(0, sighting.claims + drift.get(sighting.report.instance, 0)),
+            claimed_tokens=sighting.claimed_tokens,
+        )
+        for sighting in sightings
+    )
+    return ClusterView(tuple(sorted(views, key=lambda view: view.id)))
+
+
+def _state(sighting: Sighting, is_stale: bool) -> ViewState:
+    match sighting.report.state:
+        case InstanceState.DRAINING:
+            return ViewState.DRAINING
+        case InstanceState.STARTING:
+            return ViewState.STARTING
+        case InstanceState.READY:
+            return ViewState.STALE if is_stale else ViewState.READY

@@ -1,0 +1,125 @@
+"""PURE. An incremental decoder of server-sent events that keeps their bytes: bytes in, whole events out, nothing re-encoded.
+
+An event ends with an empty line; lines end with LF, CR LF or CR (the standard's rule). Our own cursor, if there is one, is the first
+line of an event: `id: TOKENS.SUB;IDS`. It is taken off; every other byte is kept.
+"""
+
+import re
+from dataclasses import dataclass
+
+_BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_CURSOR = re.compile(rb"id: ?(\d{1,12})\.(\d{1,12});([\d,]*)(?>\r\n|\n|\r)")
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+
+
+class EventTooLong(ValueError):
+    """An event grew over the decoder's limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """After this event the client has seen `tokens` output tokens; `sub` counts events at that number; `ids` are new since the last."""
+
+    tokens: int
+    sub: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event: its cursor, and its bytes as they came, without the cursor's line but with everything up to the empty line."""
+
+    cursor: Cursor | None
+    raw: bytes
+
+    @property
+    def is_blank(self) -> bool:
+        """Nothing but line ends: a cursor with no data."""
+        return not self.raw.strip(b"\r\n")
+
+    @property
+    def is_comment(self) -> bool:
+        """Only comment lines, such as a keep-alive."""
+        return self.raw.startswith(b":") and all(not line or line.startswith(b":") for line in _LINE_END.split(self.raw))
+
+    @property
+    def is_done(self) -> bool:
+        """The whole event is OpenAI's end mark. A text that merely contains "[DONE]" is not."""
+        return len(self.raw) <= 20 and self.raw.strip(b"\r\n") in (b"data: [DONE]", b"data:[DONE]")
+
+    def field(self, name: bytes) -> bytes:
+        """The values of one field, joined by newlines as the standard says; empty if there is none."""
+        values = []
+        for line in _LINE_END.split(self.raw):
+            key, colon, value = line.partition(b":")
+            if key == name and colon:
+                values.append(value.removeprefix(b" "))
+        return b"\n".join(values)
+
+    @property
+    def type(self) -> bytes:
+        """The event's type; empty for a plain one. Cheap for events that begin with `data:`."""
+        return b"" if self.raw.startswith(b"data") else self.field(b"event")
+
+
+class Decoder:
+    """Turns the bytes of one response into events. Holds back, at most, one event that is not complete yet.
+
+    Raises EventTooLong, at the next `feed`, when that one has grown over `max_event_bytes`: what came before it is not lost.
+    """
+
+    def __init__(self, max_event_bytes: int) -> None:
+        self._max_event_bytes = max_event_bytes
+        self._held = bytearray()
+        self._searched = 0
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that these bytes complete."""
+        held = self._held
+        if len(held) > self._max_event_bytes:
+            raise EventTooLong(f"an event of more than {self._max_event_bytes} bytes")
+        text: bytes | bytearray = data
+        if held:
+            held += data
+            text = held
+        find_end = _find_end if b"\r" in text else _find_end_lf
+        events = []
+        begin = 0
+        while (end := find_end(text, self._searched)) is not None:
+            events.append(_event(bytes(text[begin:end])))
+            begin = self._searched = end
+        if held:
+            del held[:begin]
+        else:
+            self._held = held = bytearray(data[begin:])
+        self._searched = max(0, len(held) - 3)
+        return events
+
+    def finish(self) -> list[Event]:
+        """The response is over. What is left is no event, as the standard says, unless it is an end mark that lacks its empty line."""
+        rest = _event(bytes(self._held))
+        self._held.clear()
+        self._searched = 0
+        return [rest] if rest.is_done else []
+
+
+def _find_end_lf(text: bytes | bytearray, start: int) -> int | None:
+    """Where the first event after `start` ends, in a text without CR."""
+    at = text.find(b"\n\n", start)
+    return at + 2 if at >= 0 else None
+
+
+def _find_end(text: bytes | bytearray, start: int) -> int | None:
+    """The same for any line ends. A CR at the very end may be half of a CR LF: wait for more."""
+    match = _BLANK_LINE.search(text, start)
+    if match is None or (match.end() == len(text) and text[-1:] == b"\r"):
+        return None
+    return match.end()
+
+
+def _event(raw: bytes) -> Event:
+    match = _CURSOR.match(raw)
+    if match is None:
+        return Event(None, raw)
+    ids = tuple(int(word) for word in match[3].split(b",") if word)
+    return Event(Cursor(int(match[1]), int(match[2]), ids), raw[match.end() :])

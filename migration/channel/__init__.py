@@ -1,0 +1,1 @@
+"""Carrying KV blocks between the workers of two engines, pair by pair."""

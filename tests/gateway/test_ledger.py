@@ -1,0 +1,162 @@
+"""The store fails, forgets, hangs and comes back: requests are served, and claims are right again in the end."""
+
+import asyncio
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
+
+from backend.registry.memory import MemoryStore
+from backend.registry.store import Candidate, Sighting, StoreError
+from gateway.ledger import Ledger
+from gateway.metrics import Metrics
+from gateway.settings import GatewaySettings
+from migration.leg import InstanceId, RequestId
+from tests.gateway.conftest import make_rig, report
+from tests.gateway.scripted import Exchange, shown, told
+
+A, B = InstanceId("a"), InstanceId("b")
+
+
+class FlakyStore(MemoryStore):
+    """Fails while `down`, hangs while `stuck`."""
+
+    down = False
+    stuck = False
+
+    async def _ready(self) -> None:
+        if self.stuck:
+            await asyncio.Event().wait()
+        if self.down:
+            raise StoreError("down")
+
+    async def sightings(self) -> Sequence[Sighting]:
+        await self._ready()
+        return await super().sightings()
+
+    async def claim(self, claim, candidates, ttl_s):  # type: ignore[no-untyped-def]
+        await self._ready()
+        return await super().claim(claim, candidates, ttl_s)
+
+    async def move_claim(self, request: RequestId, to: InstanceId) -> bool:
+        await self._ready()
+        return await super().move_claim(request, to)
+
+    async def renew(self, requests: Sequence[RequestId], ttl_s: float) -> Sequence[RequestId]:
+        await self._ready()
+        return await super().renew(requests, ttl_s)
+
+    async def release(self, request: RequestId) -> bool:
+        await self._ready()
+        return await super().release(request)
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def ledger_of(store: MemoryStore, clock: Clock, **settings: float) -> Ledger:
+    return Ledger(store, GatewaySettings(**{"_env_file": None, **settings}), clock, Metrics(CollectorRegistry()))  # type: ignore[arg-type]
+
+
+async def claims(store: MemoryStore) -> dict[str, str]:
+    return {claim.request: claim.instance for claim in await store.claims()}
+
+
+async def test_place_is_claimed_moved_and_given_back() -> None:
+    clock = Clock()
+    store = FlakyStore(clock)
+    ledger = ledger_of(store, clock)
+    async with ledger.place(RequestId("r"), "high", 7) as place:
+        assert await ledger.take(place, [Candidate(A, 0), Candidate(B, 0)])
+        assert ledger.is_live(RequestId("r"))
+        assert await claims(store) == {"r": "a"}
+        await ledger.move(place, B)
+        assert await claims(store) == {"r": "b"}
+    assert await claims(store) == {}
+    assert not ledger.is_live(RequestId("r"))
+
+
+async def test_conflict_takes_nothing() -> None:
+    clock = Clock()
+    store = FlakyStore(clock)
+    ledger = ledger_of(store, clock)
+    async with ledger.place(RequestId("r"), "high", 7) as place:
+        assert not await ledger.take(place, [Candidate(A, 3)])
+        assert place.instance is None
+
+
+async def test_without_a_store_the_last_view_is_used_and_claims_are_made_up_for() -> None:
+    clock = Clock()
+    store = FlakyStore(clock)
+    await store.publish(report("a"), 1000)
+    ledger = ledger_of(store, clock, store_retry_s=1.0)
+    await ledger.view(0.0)
+    store.down = True
+    clock.now_s += 1
+    async with ledger.place(RequestId("r"), "normal", 7) as place:
+        view = await ledger.view(0.0)
+        assert [one.claims for one in view.instances] == [0]
+        assert await ledger.take(place, [Candidate(A, 0)])
+        assert (place.instance, place.claimed) == (A, False)
+        assert [one.claims for one in (await ledger.view(0.0)).instances] == [1]
+        store.down = False
+        clock.now_s += 2
+        await ledger.renew()
+        assert ledger.is_store_up
+        assert place.claimed
+        assert await claims(store) == {"r": "a"}
+        assert [one.claims for one in (await ledger.view(0.0)).instances] == [1]
+    assert await claims(store) == {}
+
+
+async def test_claims_a_restarted_store_forgot_are_made_again() -> None:
+    clock = Clock()
+    store = FlakyStore(clock)
+    await store.publish(report("a"), 1000)
+    ledger = ledger_of(store, clock)
+    async with ledger.place(RequestId("r"), "normal", 7) as place, ledger.place(RequestId("s"), "normal", 7) as other:
+        assert await ledger.take(place, [Candidate(A, 0)])
+        assert await ledger.take(other, [Candidate(A, 1)])
+        await store.release(RequestId("r"))
+        await store.release(RequestId("s"))
+        await ledger.renew()
+        assert await claims(store) == {"r": "a", "s": "a"}
+    assert await claims(store) == {}
+
+
+async def test_renewal_keeps_claims_alive_and_ends_with_the_gateway() -> None:
+    clock = Clock()
+    store = FlakyStore(clock)
+    ledger = ledger_of(store, clock, claim_ttl_s=10.0)
+    async with ledger.place(RequestId("r"), "normal", 7) as place:
+        assert await ledger.take(place, [Candidate(A, 0)])
+        for _ in range(5):
+            clock.now_s += 9
+            await ledger.renew()
+        assert await claims(store) == {"r": "a"}
+        clock.now_s += 11
+        assert await claims(store) == {}
+
+
+async def test_requests_are_served_while_the_store_fails_and_hangs() -> None:
+    store = FlakyStore(asyncio.get_running_loop().time)
+
+    async def tell(exchange: Exchange) -> None:
+        await exchange.stream(*told())
+
+    async with make_rig(store, store_timeout_s=0.1, store_retry_s=0.1) as rig:
+        (await rig.add("a")).script = tell
+        assert (await rig.ask()).content == shown(told())
+        for fault in ("down", "stuck"):
+            setattr(store, fault, True)
+            assert (await rig.ask()).content == shown(told())
+            assert (await rig.ask()).content == shown(told())
+            assert (await rig.client.get("/health")).json() == {"status": "degraded", "instances": 1, "store": "down"}
+            setattr(store, fault, False)
+        await asyncio.sleep(0.1)
+        assert (await rig.ask()).content == shown(told())
+        assert (await rig.client.get("/health")).json() == {"status": "ok", "instances": 1, "store": "up"}
+        await rig.quiet()
