@@ -23,7 +23,8 @@ from deploy.up import UpOptions
 MODES = ("live", "stop_copy", "recompute")
 MOVE_AFTER = 20
 TOKENS_AROUND = 50
-BYSTANDER_TOKENS = 60
+BYSTANDER_TOKENS = 3000
+"""More than they get to decode: they are cut off when the move is over."""
 WARM_TOKENS = 64
 
 
@@ -135,11 +136,14 @@ class _Bench:
         for number in range(moves):
             watched = {instance: Seen() for instance in self._fleet.backends}
             async with asyncio.TaskGroup() as group:
-                for instance, url in self._fleet.backends.items():
-                    tokens = BYSTANDER_TOKENS + 4 * TOKENS_AROUND + length.prompt_tokens // 10
-                    group.create_task(self.stream(prompt_of(48, 1 + number), tokens, url=url, seen=watched[instance]))
+                tasks = [
+                    group.create_task(self.stream(prompt_of(48, 1 + number), BYSTANDER_TOKENS, url=url, seen=watched[instance]))
+                    for instance, url in self._fleet.backends.items()
+                ]
                 prompt, tokens = prompt_of(length.prompt_tokens, 2 + number), 2 * MOVE_AFTER + TOKENS_AROUND
                 moved = await self.stream(prompt, tokens, move_after=2 * MOVE_AFTER)
+                for task in tasks:
+                    task.cancel()
             outcome = moved.outcome or {}
             if outcome.get("outcome") != "moved":
                 length.failures.append(f"bystanders: {outcome}")

@@ -1,18 +1,21 @@
-"""The operator's routes: what instances there are, what runs where, and orders to move a request."""
+"""The operator's routes: what instances there are, what runs where, what happens, and orders to move a request."""
 
 import asyncio
 import hmac
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+import anyio
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
+from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from backend.registry.store import StoreError
 from gateway.composition import Composition, composition_of
 from gateway.errors import (
     AdminClosed,
+    GatewayError,
     MalformedOrder,
     NoOtherInstance,
     RequestNotFound,
@@ -20,11 +23,14 @@ from gateway.errors import (
     UpstreamBroken,
     UpstreamFailed,
 )
+from gateway.events import GatewayEvent, Subscription
 from gateway.policy.view import InstanceView, RequestView
 from migration.leg import InstanceId, Leg, RequestId
 from migration.plan import Destination, MigrationMode, MigrationOutcome, MigrationPlan, MigrationResult
 
 SWITCH_POLL_S = 0.02
+FAREWELL_S = 1.0
+"""What a listener of the event feed gets, when the gateway stops, to take its end."""
 
 
 def require_admin(request: Request) -> None:
@@ -69,6 +75,39 @@ async def list_requests(request: Request) -> JSONResponse:
     return JSONResponse({"requests": rows, "silent": silent})
 
 
+@router.get("/events")
+async def follow_events(request: Request) -> EventSourceResponse:
+    """What happens from now on, as server-sent events, until the listener leaves or the gateway stops."""
+    parts = composition_of(request.scope)
+    subscription = parts.events.open()
+    stopping = anyio.Event()
+
+    async def close_when_stopping() -> None:
+        await stopping.wait()
+        subscription.close()
+
+    return EventSourceResponse(
+        _told(parts, subscription),
+        sep="\n",
+        ping=parts.settings.keepalive_interval_s,
+        ping_message_factory=lambda: ServerSentEvent(comment="keep-alive", sep="\n"),
+        data_sender_callable=close_when_stopping,
+        shutdown_event=stopping,
+        shutdown_grace_period=FAREWELL_S,
+    )
+
+
+async def _told(parts: Composition, subscription: Subscription) -> AsyncIterator[ServerSentEvent]:
+    """First the instances as they are; between that look and listening nothing is awaited, so no change is missed."""
+    known = await parts.watch.look()
+    with parts.events.listening(subscription):
+        states = [{"id": instance, "state": state} for instance, state in known.items()]
+        event: GatewayEvent | None = GatewayEvent(0, "instances", {"instances": states})
+        while event is not None:
+            yield ServerSentEvent(json.dumps(event.fields), event=event.kind, id=str(event.number) if event.number else None)
+            event = await subscription.next()
+
+
 @router.post("/migrations")
 async def migrate(request: Request) -> JSONResponse:
     """Move one request; answers when it is over."""
@@ -76,23 +115,26 @@ async def migrate(request: Request) -> JSONResponse:
     order = _Order.read(await request.body())
     running = await _locate(parts, order.request)
     destination = await _choose_destination(parts, running, order.destination)
-    outcome = await _carry_out(parts, MigrationPlan(order.request, destination, order.mode), running.view)
-    downtime_ms = await _wait_downtime(parts, Leg(order.request, outcome.epoch)) if outcome.result is MigrationResult.MOVED else None
-    return JSONResponse(
-        {
-            "outcome": outcome.result.value if outcome.result is MigrationResult.MOVED else outcome.reason or outcome.result.value,
-            "result": outcome.result.value,
-            "request": order.request,
-            "source": running.view.id,
-            "destination": destination.instance,
-            "mode": order.mode.value,
-            "stages": outcome.stages,
-            "bytes": outcome.bytes,
-            "downtime_ms": downtime_ms,
-            "frozen_ms": outcome.frozen_ms,
-            "total_ms": outcome.total_ms,
-        }
-    )
+    told = {"request": order.request, "source": running.view.id, "destination": destination.instance, "mode": order.mode.value}
+    parts.events.publish("migration_ordered", told)
+    try:
+        outcome = await _carry_out(parts, MigrationPlan(order.request, destination, order.mode), running.view)
+    except GatewayError as error:
+        parts.events.publish("migration_ended", {"outcome": error.reason, "result": MigrationResult.FAILED.value, **told})
+        raise
+    moved = outcome.result is MigrationResult.MOVED
+    ended = {
+        "outcome": outcome.result.value if moved else outcome.reason or outcome.result.value,
+        "result": outcome.result.value,
+        **told,
+        "stages": outcome.stages,
+        "bytes": outcome.bytes,
+        "downtime_ms": await _wait_downtime(parts, Leg(order.request, outcome.epoch)) if moved else None,
+        "frozen_ms": outcome.frozen_ms,
+        "total_ms": outcome.total_ms,
+    }
+    parts.events.publish("migration_ended", ended)
+    return JSONResponse(ended)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,14 @@ from gateway import admin, routes
 from gateway.composition import Composition
 from gateway.dispatcher import Dispatcher
 from gateway.errors import GatewayError, MalformedBody, MethodNotAllowed, NotFound
+from gateway.events import EventFeed
 from gateway.ledger import Ledger
 from gateway.metrics import Metrics
 from gateway.policy.dispatch import DispatchPolicy, LeastLoaded
 from gateway.request_ids import RequestIds
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream
+from gateway.watch import InstanceWatch
 
 
 class State(TypedDict):
@@ -43,9 +45,10 @@ def build_app(settings: GatewaySettings, store: InstanceStore | None = None, pol
         async with _store_of(settings, store) as shared, Upstream.open(settings.connect_timeout_s) as upstream:
             parts = compose(settings, shared, upstream, policy or LeastLoaded())
             async with asyncio.TaskGroup() as tasks:
-                keeper = tasks.create_task(parts.ledger.keep())
+                keepers = [tasks.create_task(parts.ledger.keep()), tasks.create_task(parts.watch.keep())]
                 yield {"composition": parts}
-                keeper.cancel()
+                for keeper in keepers:
+                    keeper.cancel()
 
     app = FastAPI(title="Midstream", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(routes.router)
@@ -63,8 +66,10 @@ def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream,
     metrics = Metrics(CollectorRegistry())
     ledger = Ledger(store, settings, clock, metrics)
     dispatcher = Dispatcher(ledger, policy, settings, clock, Random())
+    events = EventFeed(settings.max_queued_events)
+    watch = InstanceWatch(ledger, events)
     started_s = int(datetime.now(UTC).timestamp())
-    return Composition(settings, ledger, dispatcher, upstream, metrics, RequestIds(), clock, started_s)
+    return Composition(settings, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, clock, started_s)
 
 
 @asynccontextmanager

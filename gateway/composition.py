@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from gateway.dispatcher import Dispatcher
+from gateway.events import EventFeed
 from gateway.ledger import Ledger
 from gateway.metrics import Metrics
 from gateway.request_ids import RequestIds
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream
+from gateway.watch import InstanceWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,8 @@ class Composition:
     upstream: Upstream
     metrics: Metrics
     request_ids: RequestIds
+    events: EventFeed
+    watch: InstanceWatch
     clock: Callable[[], float]
     started_s: int
 

@@ -75,6 +75,7 @@ class Relay:
         self._reading_since_s: float | None = None
         self._event_at_s = self._arrived_s
         self._gap_leg: Leg | None = None
+        self._left: InstanceId | None = None
         self.tier, self._tier_note = read_tier(find_header(self._raw_headers, b"priority"))
         self.outcome = "failed"
 
@@ -311,7 +312,7 @@ class Relay:
         if attachment is None:
             raise UpstreamBroken("The request moved to an instance that was not announced.")
         self._tried.add(attachment.instance)
-        self._served_by = attachment.instance
+        self._left, self._served_by = self._served_by, attachment.instance
         response = await attachment.take(self._settings.attach_timeout_s)
         self._attachment = None
         self._epoch = attachment.leg.epoch
@@ -323,6 +324,8 @@ class Relay:
 
     async def _note_gap(self, leg: Leg, gap_s: float) -> None:
         self._parts.metrics.switch_gap_s.observe(gap_s)
+        told = {"request": leg.request, "epoch": leg.epoch, "source": self._left, "destination": self._served_by}
+        self._parts.events.publish("switch", {**told, "gap_ms": round(gap_s * 1e3, 3)})
         await self._parts.ledger.record_switch(leg, gap_s * 1e3)
 
     def _drop_attachment(self) -> None:

@@ -60,6 +60,9 @@ class GatewaySettings(BaseSettings):
 
     admin_timeout_s: float = Field(default=1.0, gt=0, description="Seconds an instance may take to list its requests.")
     migration_timeout_s: float = Field(default=300.0, gt=0, description="Seconds an ordered migration may take in all.")
+    max_queued_events: int = Field(
+        default=1000, ge=1, description="Events that wait for one listener of /admin/events, at most; then it loses the oldest."
+    )
     switch_wait_s: float = Field(default=2.0, ge=0, description="Seconds to wait, after a migration, for the downtime its client saw.")
     switch_ttl_s: float = Field(default=300.0, gt=0, description="Seconds for which a measured downtime can be read.")
     shutdown_grace_s: float = Field(default=30.0, ge=0, description="Seconds running requests get to finish when the gateway stops.")

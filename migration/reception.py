@@ -113,12 +113,17 @@ class Receptions:
                 await asyncio.wait([reception.work])
 
     def expire(self) -> None:
-        """Drop reservations whose source has fallen silent, forget legs that ended long ago. Called now and then by itself."""
+        """Drop reservations that come to nothing: their source fell silent, or a transfer failed. Forget legs that ended long ago.
+
+        Called now and then by itself.
+        """
         now_s = self._clock()
         for leg, reception in list(self._known.items()):
             silent_s = now_s - reception.heard_s
-            if reception.state is DestinationState.RESERVED and not reception.receives and silent_s >= self._settings.reservation_timeout_s:
-                _logger.warning("%s: its source has been silent for %.0f s, reservation dropped", leg, silent_s)
+            useless = silent_s >= self._settings.reservation_timeout_s or reception.failure is not None
+            if reception.state is DestinationState.RESERVED and not reception.receives and useless:
+                why = reception.failure or f"its source has been silent for {silent_s:.0f} s"
+                _logger.warning("%s: reservation dropped: %s", leg, why)
                 self._befall(reception, DestinationEvent.EXPIRED)
             elif _is_over(reception) and silent_s >= self._settings.remember_s:
                 del self._known[leg]
@@ -311,7 +316,10 @@ def _event(reception: _Reception, message: Message) -> DestinationEvent:
 
 def _refusal(reception: _Reception, message: Message) -> Refusal:
     given = reception.answers.get(_key(message))
-    return given if isinstance(given, Refusal) else Refusal(message.leg, str(reception.state), f"the leg is {reception.state} here")
+    if isinstance(given, Refusal):
+        return given
+    reason = reception.failure.reason if reception.failure else str(reception.state)
+    return Refusal(message.leg, reason, f"the leg is {reception.state} here")
 
 
 def _standing(reception: _Reception, message: Message) -> Answer:

@@ -51,7 +51,7 @@ ONLY_IN = {
     "prometheus_client": ("gateway", "backend"),
     "fastapi": ("gateway", "backend.llumlet", "backend.engine.fake", "backend.engine.vllm"),
     "uvicorn": ("gateway", "backend", "bench"),
-    "sse_starlette": (),
+    "sse_starlette": ("gateway.admin",),
     "subprocess": ("deploy", "bench"),
     "argparse": ("gateway.__main__", "backend.__main__", "backend.engine.vllm", "deploy", "simulator.__main__", "bench"),
 }

@@ -16,7 +16,7 @@ from backend.registry.memory import MemoryStore
 from backend.registry.store import InstanceStore
 from gateway.app import build_app
 from gateway.settings import GatewaySettings
-from migration.leg import InstanceId
+from tests.backend.registry.reports import a_report
 from tests.gateway.scripted import ScriptedBackend, scripted_backend
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True}
@@ -29,30 +29,7 @@ def report(
     models: tuple[str, ...] = ("m",),
     running: int = 0,
 ) -> LoadReport:
-    return LoadReport(
-        instance=InstanceId(instance),
-        incarnation="1",
-        sequence=1,
-        url=url,
-        state=state,
-        models=models,
-        engine="scripted",
-        capacity_tokens=1000,
-        free_tokens=900,
-        block_tokens=16,
-        running=running,
-        waiting=0,
-        waiting_tokens=0,
-        head_tokens=0,
-        head_tier="",
-        oldest_waiting_s=0.0,
-        tiers=(),
-        preemptions=0,
-        migrations_in=0,
-        migrations_out=0,
-        max_batch=8,
-        max_model_tokens=4096,
-    )
+    return a_report(instance, url=url, state=state, models=models, running=running)
 
 
 class Server(uvicorn.Server):
@@ -120,13 +97,13 @@ class Rig:
         ):
             yield response
 
-    async def quiet(self) -> None:
-        """Wait until nothing is left of any request: no claim, no connection to any backend. Fails after a second."""
+    async def quiet(self, within_s: float = 1.0) -> None:
+        """Wait until nothing is left of any request: no claim, no connection to any backend."""
 
         async def is_quiet() -> bool:
             return not await self.store.claims() and not any(backend.open for backend in self.backends)
 
-        await until(is_quiet, within_s=1.0)
+        await until(is_quiet, within_s)
 
     async def metric(self, line: str) -> bool:
         return line in (await self.client.get("/metrics")).text.splitlines()

@@ -73,7 +73,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """`reason`: 'ended', 'prefill', 'no_memory', 'grammar', 'not_a_shell', ..."""
+    """`reason`: 'ended', 'prefill', 'no_memory', 'not_covered' or 'grammar'."""
 
     order: int
     reason: str

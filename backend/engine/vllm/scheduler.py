@@ -155,6 +155,7 @@ class _Migrating(Scheduler):
                 self.kv_holding_waiting.remove_requests([request])
                 self.deferred_waiting.discard(request)
             self._frozen[order.request] = request
+            self._report_load(urgent=True)  # no step may follow that would
         self._draining[order.request] = order.order
         self._answer_drained()
 
@@ -182,6 +183,7 @@ class _Migrating(Scheduler):
                 self.kv_holding_waiting.prepend_request(request)
             else:
                 self.waiting.prepend_request(request)
+            self._report_load(urgent=True)
         self._send(orders.Done(order.order))
 
     def _hold(self, order: orders.Hold) -> None:

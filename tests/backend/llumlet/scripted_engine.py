@@ -10,11 +10,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from backend.engine.flight import Flight, current_flight
-from backend.registry.instance import InstanceState, LoadReport
+from backend.registry.instance import LoadReport
 from migration.errors import RequestEnded
 from migration.leg import InstanceId, Leg
 from migration.messages import ChannelOffer, KVLayout, TokenStep
 from migration.ports import Frozen, Progress
+from tests.backend.registry.reports import a_report
 
 CHAT = "/v1/chat/completions"
 LAYOUT = KVLayout(model="scripted", dtype="u8", block_tokens=4, block_bytes=8, layers=1, ranks=1, shape="1")
@@ -134,30 +135,8 @@ class ScriptedEngine:
         return self.flights.get(leg)
 
     def load(self) -> LoadReport:
-        return LoadReport(
-            instance=InstanceId(""),
-            incarnation="",
-            sequence=0,
-            url="",
-            state=InstanceState.READY,
-            models=("scripted",),
-            engine="scripted",
-            capacity_tokens=1000,
-            free_tokens=1000,
-            block_tokens=4,
-            running=len(self.flights),
-            waiting=0,
-            waiting_tokens=0,
-            head_tokens=0,
-            head_tier="",
-            oldest_waiting_s=0.0,
-            tiers=(),
-            preemptions=0,
-            migrations_in=0,
-            migrations_out=0,
-            max_batch=8,
-            max_model_tokens=1000,
-        )
+        sizes = {"free_tokens": 1000, "block_tokens": 4, "max_model_tokens": 1000}
+        return a_report("", incarnation="", sequence=0, url="", models=("scripted",), running=len(self.flights), **sizes)
 
     def watch_load(self, changed: Callable[[bool], None]) -> None:
         self.load_changed = changed

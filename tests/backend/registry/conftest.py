@@ -12,11 +12,11 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from backend.registry.instance import InstanceState, LoadReport
+from backend.registry.instance import LoadReport
 from backend.registry.memory import MemoryStore
 from backend.registry.redis import RedisStore
 from backend.registry.store import InstanceStore
-from migration.leg import InstanceId
+from tests.backend.registry.reports import a_report
 
 
 def _server_binary() -> str:
@@ -80,27 +80,4 @@ def store(request: pytest.FixtureRequest) -> InstanceStore:
 
 @pytest.fixture
 def report() -> LoadReport:
-    return LoadReport(
-        instance=InstanceId("i1"),
-        incarnation="a",
-        sequence=1,
-        url="http://127.0.0.1:8001",
-        state=InstanceState.READY,
-        models=("m", "ü"),
-        engine="fake",
-        capacity_tokens=1000,
-        free_tokens=900,
-        block_tokens=16,
-        running=1,
-        waiting=0,
-        waiting_tokens=0,
-        head_tokens=0,
-        head_tier="",
-        oldest_waiting_s=0.0,
-        tiers=(),
-        preemptions=0,
-        migrations_in=0,
-        migrations_out=0,
-        max_batch=8,
-        max_model_tokens=4096,
-    )
+    return a_report(incarnation="a", url="http://127.0.0.1:8001", models=("m", "ü"), engine="fake", running=1)

@@ -10,44 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from backend.registry.instance import InstanceState, LoadReport
+from backend.registry.instance import LoadReport
 from backend.registry.memory import MemoryStore
 from backend.registry.redis import RedisStore
 from backend.registry.store import Candidate, Claim, InstanceStore
 from migration.leg import InstanceId, Leg, RequestId
+from tests.backend.registry.reports import a_report
 
 T = TypeVar("T")
 
 requests = st.sampled_from([RequestId(name) for name in "abcd"])
 instances = st.sampled_from([InstanceId(name) for name in ("i1", "i2", "i3")])
 ttls_s = st.sampled_from([1.0, 5.0, 20.0])
-
-
-def a_report(instance: InstanceId, incarnation: str, sequence: int) -> LoadReport:
-    return LoadReport(
-        instance=instance,
-        incarnation=incarnation,
-        sequence=sequence,
-        url="",
-        state=InstanceState.READY,
-        models=(),
-        engine="fake",
-        capacity_tokens=9,
-        free_tokens=sequence,
-        block_tokens=1,
-        running=0,
-        waiting=0,
-        waiting_tokens=0,
-        head_tokens=0,
-        head_tier="",
-        oldest_waiting_s=0.0,
-        tiers=(),
-        preemptions=0,
-        migrations_in=0,
-        migrations_out=0,
-        max_batch=1,
-        max_model_tokens=9,
-    )
 
 
 def run(answer: Coroutine[Any, Any, T]) -> T:
@@ -87,7 +61,7 @@ class MemoryStoreMachine(RuleBasedStateMachine):
 
     @rule(instance=instances, incarnation=st.sampled_from("xy"), sequence=st.integers(0, 5), ttl_s=ttls_s)
     def publish(self, instance: InstanceId, incarnation: str, sequence: int, ttl_s: float) -> None:
-        report = a_report(instance, incarnation, sequence)
+        report = a_report(instance, incarnation=incarnation, sequence=sequence, free_tokens=sequence)
         run(self.store.publish(report, ttl_s))
         known = self.live_reports().get(instance)
         if not (known and known[0].incarnation == incarnation and known[0].sequence > sequence):
@@ -163,7 +137,7 @@ class Operation:
     async def on(self, store: InstanceStore) -> object:
         match self.name:
             case "publish":
-                await store.publish(a_report(self.instance, "x", self.seen), 1000)
+                await store.publish(a_report(self.instance, incarnation="x", sequence=self.seen, free_tokens=self.seen), 1000)
             case "withdraw":
                 await store.withdraw(self.instance)
             case "claim":
