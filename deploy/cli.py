@@ -43,6 +43,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_gateway(commands)
     add_backend(commands)
     add_bench(commands)
+    add_simulate(commands)
+    add_plan(commands)
+    add_compare(commands)
     return parser
 
 
@@ -88,6 +91,40 @@ def add_bench(commands: Commands) -> None:
     parser.set_defaults(run=run_bench)
 
 
+def add_simulate(commands: Commands) -> None:
+    description = "Run the product's own policies over modelled engines, in virtual time. Scenarios: docs/simulator.md."
+    parser = commands.add_parser("simulate", help="simulate a cluster", description=description)
+    parser.add_argument("scenario", metavar="SCENARIO.toml", help="what to simulate")
+    parser.add_argument("--trace", metavar="FILE.csv", help="arrivals, in place of the scenario's own")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.add_argument("--per-request", metavar="FILE.csv", help="write what befell each request")
+    parser.set_defaults(run=run_simulate)
+
+
+def add_plan(commands: Commands) -> None:
+    description = "How many instances a workload needs to meet its objectives, by policy: simulates until it knows."
+    parser = commands.add_parser("plan", help="how many instances are needed", description=description)
+    parser.add_argument("scenario", metavar="SCENARIO.toml", help="cluster, costs and workload")
+    parser.add_argument("--trace", metavar="FILE.csv", help="arrivals, in place of the scenario's own")
+    parser.add_argument("--ttft-p99", type=float, default=5.0, metavar="S", help="seconds to the first token (default: %(default)s)")
+    parser.add_argument("--tpot-p99", type=float, default=0.2, metavar="S", help="seconds per further token (default: %(default)s)")
+    parser.add_argument("--policies", default="round_robin,llumnix,midstream", metavar="A,B", help="default: %(default)s")
+    parser.add_argument("--max-instances", type=positive, default=64, metavar="N", help="most instances to try (default: %(default)s)")
+    parser.add_argument("--picture", metavar="FILE.svg", help="draw the answer")
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    parser.set_defaults(run=run_plan)
+
+
+def add_compare(commands: Commands) -> None:
+    description = "Simulate a scenario under several policies, and print what each one's figures are of another's."
+    parser = commands.add_parser("compare", help="compare policies", description=description)
+    parser.add_argument("scenario", metavar="SCENARIO.toml", help="cluster, costs and workload (a named trace)")
+    parser.add_argument("--against", default="llumnix", metavar="POLICY", help="what the others are divided by (default: %(default)s)")
+    parser.add_argument("--policies", default="round_robin,infaas,midstream", metavar="A,B", help="default: %(default)s")
+    parser.add_argument("--seeds", default="1", metavar="N,N", help="workloads to run; the ratios' geometric mean is shown (default: 1)")
+    parser.set_defaults(run=run_compare)
+
+
 def run_up(options: argparse.Namespace) -> int:
     from deploy import up
     from deploy.model import ModelError
@@ -130,6 +167,36 @@ def run_bench(options: argparse.Namespace) -> int:
     from bench.migration import main as bench_main
 
     return bench_main(options.arguments)
+
+
+def run_simulate(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from simulator import __main__ as simulator
+
+    trace, per_request = (Path(name) if name else None for name in (options.trace, options.per_request))
+    return simulator.run_simulate(Path(options.scenario), trace, per_request, as_json=options.json)
+
+
+def run_plan(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from simulator import __main__ as simulator
+    from simulator.plan import Objectives
+
+    trace, picture = (Path(name) if name else None for name in (options.trace, options.picture))
+    objectives = Objectives(options.ttft_p99, options.tpot_p99)
+    policies = options.policies.split(",")
+    return simulator.run_plan(Path(options.scenario), trace, objectives, policies, options.max_instances, picture, as_json=options.json)
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from simulator import __main__ as simulator
+
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    return simulator.run_compare(Path(options.scenario), options.against, options.policies.split(","), seeds)
 
 
 def positive(text: str) -> int:

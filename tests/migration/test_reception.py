@@ -187,6 +187,18 @@ async def test_silent_source_loses_its_reservation(peer: Peer) -> None:
     assert isinstance((await peer.say(COMMIT))[0], Refusal)
 
 
+async def test_a_reservation_whose_copy_failed_is_dropped_at_once(peer: Peer) -> None:
+    """The source is dead, most likely: nobody waits for the reservation to expire. Should it live, it is told why."""
+    peer.engine.fail["receive_blocks"] = ChannelError("the source is gone", reason="gone")
+    await peer.say(PREPARE, RESERVE)
+    peer.receptions.expire()
+    await peer.released()
+    assert peer.engine.discarded == [LEG]
+    [refusal] = await peer.say(COMMIT)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "gone"
+
+
 async def test_long_copy_is_not_silence(peer: Peer) -> None:
     await peer.say(PREPARE, RESERVE)
     peer.clock.now_s += 60

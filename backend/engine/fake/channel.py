@@ -131,17 +131,17 @@ class SocketChannels:
         total = sum(len(part) for part in parts)
         header = _HEADER.pack(_BLOCKS, transfer, first_block, first_block + len(parts), total)
         async with self._frame(peer) as writer:
-            writer.write(header)
+            _write(writer, header)
             checksum, sent = 0, 0
             start_s = asyncio.get_running_loop().time()
             for part in parts:
-                writer.write(part)
+                _write(writer, part)
                 checksum, sent = zlib.crc32(part, checksum), sent + len(part)
                 async with asyncio.timeout(self._timeout_s):
                     await writer.drain()
                 if self._bytes_per_s:
                     await asyncio.sleep(start_s + sent / self._bytes_per_s - asyncio.get_running_loop().time())
-            writer.write(_CHECKSUM.pack(checksum))
+            _write(writer, _CHECKSUM.pack(checksum))
             async with asyncio.timeout(self._timeout_s):
                 await writer.drain()
         return total
@@ -149,7 +149,7 @@ class SocketChannels:
     async def send_nothing(self, peer: InstanceId, transfer: int) -> None:
         """Tell the receiver of that transfer that nothing comes. Raises ChannelError."""
         async with self._frame(peer) as writer, asyncio.timeout(self._timeout_s):
-            writer.write(_HEADER.pack(_ABORT, transfer, 0, 0, 0))
+            _write(writer, _HEADER.pack(_ABORT, transfer, 0, 0, 0))
             await writer.drain()
 
     # -- the destination's end
@@ -296,3 +296,10 @@ class SocketChannels:
         receiving.writer.close()
         if self._receiving.get(peer) is receiving:
             del self._receiving[peer]
+
+
+def _write(writer: asyncio.StreamWriter, data: bytes | memoryview) -> None:
+    """Raises ConnectionResetError once the peer has closed: some event loops raise a bare RuntimeError then, others nothing at all."""
+    if writer.is_closing():
+        raise ConnectionResetError("closed by the peer")
+    writer.write(data)

@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 
 from backend.registry.instance import InstanceState
 from backend.registry.store import Sighting
-from gateway.policy.dispatch import LeastLoaded
+from gateway.policy.dispatch import Cheapest, DispatchPolicy, Freest, LeastLoaded, LeastMemory, RoundRobin, room_tokens
 from gateway.policy.view import ClusterView, RequestView, ViewState, assemble
 from migration.leg import InstanceId, RequestId
 from tests.gateway.conftest import report
+from tests.gateway.policy.views import COST, instance, request
+from tests.gateway.policy.views import cluster as cluster_of
 
 REQUEST = RequestView(RequestId("r"), "m", "normal", 10)
 
@@ -76,3 +78,56 @@ def test_view_counts_what_came_and_went_since(drift: int, claims: int) -> None:
     view = assemble([seen("a", 3, age_s=1.0)], report_stale_s=5.0, aged_s=4.5, drift={InstanceId("a"): drift})
     assert view.instances[0].claims == claims
     assert view.instances[0].state is ViewState.STALE
+
+
+def best(policy: DispatchPolicy, view: ClusterView, asked: RequestView = REQUEST) -> str:
+    return policy.order(asked, view, Random(1))[0].instance
+
+
+def test_round_robin_counts_arrivals_and_is_fair_if_nobody_counts() -> None:
+    view = cluster(seen("a"), seen("b"), seen("c"))
+    assert [best(RoundRobin(), view, request(sequence=n)) for n in range(4)] == ["a", "b", "c", "a"]
+    rng = Random(3)
+    first = Counter(RoundRobin().order(REQUEST, view, rng)[0].instance for _ in range(3000))
+    assert min(first.values()) > 900
+    assert RoundRobin().order(REQUEST, ClusterView(), rng) == ()
+
+
+def test_infaas_goes_by_memory_in_use_and_waited_for() -> None:
+    busy_but_small, queued = instance("a", held=400, running=20), instance("b", held=100, running=1, waiting=(600,))
+    assert best(LeastMemory(), cluster_of(busy_but_small, queued), request()) == "a"
+
+
+def test_llumnix_goes_by_freeness() -> None:
+    many_short, one_long = instance("a", held=400, running=20), instance("b", held=1000, running=2)
+    assert best(Freest(), cluster_of(many_short, one_long), request()) == "b"
+    assert best(LeastMemory(), cluster_of(many_short, one_long), request()) == "a"
+
+
+def test_claims_under_way_keep_gateways_from_herding() -> None:
+    crowd = instance("a", claims=9, claimed_tokens=900)
+    for policy in (LeastMemory(), Freest(), Cheapest()):
+        assert best(policy, cluster_of(crowd, instance("b", held=16, running=1)), request()) == "b"
+
+
+def test_cheapest_takes_the_cheapest_place_with_room_and_goes_by_freeness_where_nothing_is_measured() -> None:
+    short, long = instance("a", held=800, running=8, cost=COST), instance("b", held=900, running=1, cost=COST)
+    full = instance("c", held=1590, running=1, cost=COST)
+    assert best(Cheapest(), cluster_of(short, long, full), request()) == "b"
+    assert Cheapest().order(request(), cluster_of(short, long, full), Random(1))[-1].instance == "c"
+    assert best(Cheapest(), cluster_of(instance("a", held=800, running=2), instance("b", held=800, running=8)), request()) == "a"
+
+
+@pytest.mark.parametrize("policy", [RoundRobin(), LeastMemory(), Freest(), Cheapest()])
+def test_every_policy_skips_what_cannot_take_it(policy: DispatchPolicy) -> None:
+    view = cluster(seen("a", state=InstanceState.DRAINING), seen("b"), seen("c", age_s=9.0))
+    assert [candidate.instance for candidate in policy.order(REQUEST, view, Random(1))] == ["b"]
+
+
+def test_room_counts_queue_claims_growth_and_watermark() -> None:
+    assert room_tokens(instance("a"), 1, 0.5) == 1600
+    assert room_tokens(instance("a", held=800, running=4), 1, 0.0) == 800 - 5 * 16
+    assert room_tokens(instance("a", held=800, running=4), 0, 0.5) == 0
+    assert room_tokens(instance("a", held=800, running=4, waiting=(160,)), 1, 0.0) == 640 - 6 * 16
+    assert room_tokens(instance("a", held=800, running=4, claims=5, claimed_tokens=1000), 1, 0.0) == 592 - 6 * 16
+    assert room_tokens(instance("a", held=800, running=4, max_batch=4), 1, 0.0) < 0

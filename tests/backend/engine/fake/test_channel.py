@@ -1,9 +1,12 @@
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+import uvloop
 
 from backend.engine.fake.channel import SocketChannels
 from migration.channel.base import ABORTED, OVERTAKEN
@@ -229,3 +232,21 @@ async def test_a_capped_transfer_takes_its_time() -> None:
         group.create_task(receive(b, 1, 0, 5, Sink()))
         await a.send(B, 1, 0, [block(1)] * 5)
         assert asyncio.get_running_loop().time() - start_s >= 0.045
+
+
+def test_a_receiver_that_dies_in_mid_transfer_is_a_channel_error() -> None:
+    """On the event loop that backends run on: there, writing to a closed connection raises no OSError."""
+
+    async def send_to_the_dying() -> ChannelError | None:
+        async with pair(bytes_per_s=10 * BLOCK_BYTES) as (a, b), asyncio.TaskGroup() as group:
+            await joined(a, b)
+            sending = group.create_task(failure_of(a.send(B, 1, 0, [block(number) for number in range(30)])))
+            receiving = b._receiving[A]
+            await receiving.reader.readexactly(1)
+            reset = struct.pack("ii", 1, 0)  # closed as the kernel closes it for a process that was killed
+            receiving.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            receiving.writer.transport.abort()
+            return await sending
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert isinstance(runner.run(send_to_the_dying()), ChannelError)

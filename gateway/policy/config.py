@@ -1,0 +1,158 @@
+"""PURE. Policies by name: tagged values, as settings and scenario files hold them, and what each is made of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import ConfigDict, Field
+
+from gateway.policy.autoscale import DemandScaling, Fixed, FreenessRange
+from gateway.policy.dispatch import Cheapest, DispatchPolicy, Freest, LeastLoaded, LeastMemory, RoundRobin
+from gateway.policy.line import Immediate, LateBinding, LinePolicy
+from gateway.policy.rebalance import FreenessPairing, PriceStep
+from gateway.policy.tier import Tier, Tiers
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalancing:
+    """How running requests are moved. `pairing` or `price` None: not for that reason."""
+
+    pairing: FreenessPairing | None = None
+    price: PriceStep | None = None
+    interval_s: float = 0.2
+    cool_down_s: float = 0.0
+    """A request that has moved stays for so long."""
+    redispatch_preempted: bool = False
+    """Preempted requests go back to the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Everything that decides. `dispatch` is for shells without a line. `ranked`: urgent tiers come first in every queue."""
+
+    dispatch: DispatchPolicy
+    line: LinePolicy
+    rebalancing: Rebalancing
+    tiers: Tiers
+    ranked: bool = True
+
+
+def _immediate(dispatch: DispatchPolicy, rebalancing: Rebalancing, tiers: Tiers, ranked: bool) -> Policy:
+    return Policy(dispatch, Immediate(dispatch), rebalancing, tiers, ranked)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRobinPolicy:
+    """Each instance in turn; nothing moves."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    name: Literal["round_robin"] = "round_robin"
+    priorities: bool = True
+
+    def build(self, tiers: Tiers) -> Policy:
+        return _immediate(RoundRobin(), Rebalancing(), tiers, self.priorities)
+
+
+@dataclass(frozen=True, slots=True)
+class LeastOutstandingPolicy:
+    """Fewest requests; nothing moves."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    name: Literal["least_outstanding"] = "least_outstanding"
+    priorities: bool = True
+
+    def build(self, tiers: Tiers) -> Policy:
+        return _immediate(LeastLoaded(), Rebalancing(), tiers, self.priorities)
+
+
+@dataclass(frozen=True, slots=True)
+class InfaasPolicy:
+    """Least memory in use or waited for; nothing moves."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    name: Literal["infaas"] = "infaas"
+    priorities: bool = True
+
+    def build(self, tiers: Tiers) -> Policy:
+        return _immediate(LeastMemory(), Rebalancing(), tiers, self.priorities)
+
+
+@dataclass(frozen=True, slots=True)
+class LlumnixPolicy:
+    """As published: to the freest, at once; freeness pairing moves requests. `targets` gives tiers head-room, see load.py."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    name: Literal["llumnix"] = "llumnix"
+    priorities: bool = True
+    migrate: bool = True
+    out_tokens: float = 48.0
+    in_tokens: float = 48.0
+    interval_s: Annotated[float, Field(gt=0)] = 0.2
+    targets: Mapping[str, int] = field(default_factory=dict)
+
+    def build(self, tiers: Tiers) -> Policy:
+        pairing = FreenessPairing(self.out_tokens, self.in_tokens, self.targets) if self.migrate else None
+        return _immediate(Freest(targets=self.targets), Rebalancing(pairing, None, self.interval_s), tiers, self.priorities)
+
+
+@dataclass(frozen=True, slots=True)
+class MidstreamPolicy:
+    """The default: late binding with backfill, priced placement, moves for memory and for price. `weights` replaces tiers' weights.
+
+    Without `priorities` every request weighs the same."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    name: Literal["midstream"] = "midstream"
+    priorities: bool = True
+    late_binding: bool = True
+    backfill: bool = True
+    placement: Literal["price", "freeness"] = "price"
+    reserve_blocks: Annotated[int, Field(ge=0)] = 1
+    watermark: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    ahead: Annotated[int, Field(ge=0)] = 2
+    age_bound_s: Annotated[float, Field(ge=0)] = 10.0
+    aged_share: Annotated[float, Field(ge=0, le=1)] = 0.25
+    migrate: bool = True
+    price_moves: bool = True
+    out_tokens: float = 48.0
+    in_tokens: float = 48.0
+    interval_s: Annotated[float, Field(gt=0)] = 0.2
+    threshold_s: Annotated[float, Field(ge=0)] = 0.005
+    keep_blocks: Annotated[int, Field(ge=0)] = 10
+    cool_down_s: Annotated[float, Field(ge=0)] = 0.0
+    redispatch_preempted: bool = False
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    def build(self, tiers: Tiers) -> Policy:
+        weighed = replace(tiers, tiers=tuple(replace(each, weight=self._weight(each)) for each in tiers.tiers))
+        dispatch = Cheapest(tiers=weighed, reserve_blocks=self.reserve_blocks)
+        line: LinePolicy = Immediate(dispatch)
+        if self.late_binding:
+            line = LateBinding(
+                weighed,
+                self.reserve_blocks,
+                self.watermark,
+                self.ahead,
+                self.age_bound_s,
+                self.aged_share,
+                self.backfill,
+                self.placement,
+            )
+        moves = Rebalancing(
+            FreenessPairing(self.out_tokens, self.in_tokens) if self.migrate else None,
+            PriceStep(weighed, self.threshold_s, self.keep_blocks) if self.migrate and self.price_moves else None,
+            self.interval_s,
+            self.cool_down_s,
+            self.redispatch_preempted,
+        )
+        return Policy(dispatch, line, moves, weighed, self.priorities)
+
+    def _weight(self, tier: Tier) -> float:
+        return self.weights.get(tier.name, tier.weight) if self.priorities else 1.0
+
+
+PolicyConfig: TypeAlias = Annotated[
+    RoundRobinPolicy | LeastOutstandingPolicy | InfaasPolicy | LlumnixPolicy | MidstreamPolicy, Field(discriminator="name")
+]
+
+ScaleConfig: TypeAlias = Annotated[Fixed | FreenessRange | DemandScaling, Field(discriminator="name")]

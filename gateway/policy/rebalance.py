@@ -1,0 +1,112 @@
+"""PURE. Which instances give running requests to which, decided from sums alone; the source chooses the request (migration/choice.py).
+
+1. *Memory*: sources have a freeness below `out_tokens`, destinations above `in_tokens`; the lowest source is paired with the highest
+   destination, the next with the next. A pair is worked on, one request at a time, until the next round of pairing.
+2. *Price*: what is left (no queue and no migration at the destination) is offered to every other source as sums; each answers with its best
+   move to each; the largest gain is granted first, at most one out and one in per instance.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isinf
+
+from gateway.policy.load import Targets, rebalance_freeness, standing
+from gateway.policy.tier import Tiers
+from gateway.policy.view import ClusterView, InstanceView, ViewState
+from migration.choice import Move, PriceRule, Standing
+from migration.leg import InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Move requests from the source to the destination, for a while."""
+
+    source: InstanceId
+    destination: InstanceId
+    draining: bool = False
+    """The source must get empty: its requests move even if the destination ends up less free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the price step asks a source: its best move to each of these."""
+
+    source: Standing
+    destinations: tuple[Standing, ...]
+    rule: PriceRule
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """That move is to be made."""
+
+    source: InstanceId
+    move: Move
+
+
+@dataclass(frozen=True, slots=True)
+class FreenessPairing:
+    """The memory step."""
+
+    out_tokens: float = 48.0
+    in_tokens: float = 48.0
+    targets: Targets = field(default_factory=dict)
+
+    def pairs(self, cluster: ClusterView) -> Sequence[Pair]:
+        """This round's pairs, the neediest source first. Only fresh instances are paired; a draining one only gives."""
+        known = [
+            (rebalance_freeness(view, self.targets), view.id, view)
+            for view in cluster.instances
+            if view.state in (ViewState.READY, ViewState.DRAINING)
+        ]
+        sources = sorted((each for each in known if each[0] < self.out_tokens and each[2].claims), key=lambda each: each[:2])
+        takers = sorted((each for each in known if each[0] > self.in_tokens), key=lambda each: (-each[0], each[1]))
+        return [Pair(source[1], taker[1], isinf(source[0])) for source, taker in zip(sources, takers, strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class PriceStep:
+    """The price step. `threshold_s` is theta; `keep_blocks` is kept free per request at the destination."""
+
+    tiers: Tiers = field(default_factory=Tiers)
+    threshold_s: float = 0.005
+    keep_blocks: int = 10
+
+    def offers(self, cluster: ClusterView, busy_out: frozenset[InstanceId], busy_in: frozenset[InstanceId]) -> Sequence[Offer]:
+        """Ask whom for what. `busy_out` and `busy_in` take part in a migration already."""
+        ready = [(view, standing(view, self.tiers)) for view in cluster.instances if view.state is ViewState.READY]
+        takers = [sums for view, sums in ready if not view.report.waiting and view.id not in busy_in and view.id not in busy_out]
+        lightest = min(tier.weight for tier in self.tiers.tiers)
+        offers = []
+        for view, sums in ready:
+            if view.id in busy_out or not view.report.running:
+                continue
+            rule = self._rule(view)
+            worth = tuple(each for each in takers if each.instance != view.id and _may_gain(sums, each, rule, lightest))
+            if worth:
+                offers.append(Offer(sums, worth, rule))
+        return offers
+
+    def grants(self, answers: Mapping[InstanceId, Iterable[Move]]) -> Sequence[Grant]:
+        """The moves to make, by gain. One out and one in per instance, and nobody does both."""
+        ranked = sorted(
+            ((move.gain_s, source, move) for source, moves in answers.items() for move in moves),
+            key=lambda each: (-each[0], each[1], each[2].destination),
+        )
+        taken: set[InstanceId] = set()
+        granted = []
+        for _, source, move in ranked:
+            if source not in taken and move.destination not in taken:
+                taken |= {source, move.destination}
+                granted.append(Grant(source, move))
+        return granted
+
+    def _rule(self, view: InstanceView) -> PriceRule:
+        cost = view.report.cost
+        return PriceRule(cost.per_token_s, cost.per_request_s, self.threshold_s, self.keep_blocks * view.report.block_tokens)
+
+
+def _may_gain(source: Standing, destination: Standing, rule: PriceRule, lightest: float) -> bool:
+    """False if no request whatever could gain there."""
+    own = rule.per_token_s * (source.tokens - destination.tokens) + rule.per_request_s * (source.requests - destination.requests - 1)
+    return own > rule.threshold_s or source.weight - destination.weight > lightest

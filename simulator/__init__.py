@@ -1,0 +1,1 @@
+"""The product's own policies over modelled engines, in virtual time."""

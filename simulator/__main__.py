@@ -1,0 +1,141 @@
+"""`python -m simulator`, and what `midstream simulate` runs: reads files, prints tables."""
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import perf_counter
+
+from simulator.comparison import NAMES, Figures, ratios
+from simulator.outcome import PER_REQUEST_HEADER, Outcome, Spread, mean
+from simulator.plan import Objectives, needs, picture
+from simulator.run import arrivals_of, simulate
+from simulator.scenario import Scenario, ScenarioError, parse, policy_named
+from simulator.workload import Arrival, TraceError, read_csv
+
+
+def run_simulate(scenario_file: Path, trace_file: Path | None, per_request_file: Path | None, *, as_json: bool) -> int:
+    """Simulate and print. Answers the exit status: 2 if the scenario or the trace cannot be read."""
+    try:
+        scenario, arrivals = load(scenario_file, trace_file)
+        outcome = simulate(scenario, arrivals, perf_counter)
+        if per_request_file is not None:
+            with per_request_file.open("w", newline="") as file:
+                csv.writer(file).writerows((PER_REQUEST_HEADER, *(each.row() for each in outcome.requests)))
+    except (OSError, ScenarioError, TraceError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(outcome.to_json()) if as_json else table(scenario, outcome))
+    return 0
+
+
+def run_plan(
+    scenario_file: Path,
+    trace_file: Path | None,
+    objectives: Objectives,
+    policies: Sequence[str],
+    max_instances: int,
+    picture_file: Path | None,
+    *,
+    as_json: bool,
+) -> int:
+    """How many instances each policy needs. Answers the exit status: 1 if one of them needs more than allowed, 2 if nothing can be run."""
+    try:
+        scenario, arrivals = load(scenario_file, trace_file)
+        configs = [scenario.policy if name == scenario.policy.name else policy_named(name) for name in policies]
+        rows = needs(scenario, arrivals, objectives, configs, max_instances, perf_counter)
+        if picture_file is not None:
+            picture_file.write_text(picture(rows, max_instances))
+    except (OSError, ScenarioError, TraceError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows]))
+    else:
+        print(f"{'policy':20}{'instances':>10}{'TTFT P99':>10}{'TPOT P99':>10}{'end to end':>12}")
+        for row in rows:
+            count = str(row.instances) if row.instances is not None else f"> {max_instances}"
+            print(f"{row.policy:20}{count:>10}{row.ttft_p99_s:10.3f}{row.tpot_p99_s:10.3f}{row.e2e_mean_s:12.3f}")
+    return 1 if any(row.instances is None for row in rows) else 0
+
+
+def run_compare(scenario_file: Path, against: str, policies: Sequence[str], seeds: Sequence[int]) -> int:
+    """Print each policy's figures divided by those of `against`. Answers the exit status."""
+    try:
+        scenario = parse(scenario_file.read_text())
+        measured: dict[str, list[Figures]] = {}
+        for name in (against, *policies):
+            policy = scenario.policy if name == scenario.policy.name else policy_named(name)
+            for seed in seeds:
+                one = replace(scenario, policy=policy, workload=replace(scenario.workload, seed=seed))
+                outcome = simulate(one, arrivals_of(one), perf_counter)
+                measured.setdefault(name, []).append(Figures.of(outcome))
+    except (OSError, ScenarioError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{'':20}" + "".join(f"{name:>13}" for name in NAMES))
+    base = measured[against]
+    middle = (mean(column) for column in zip(*(figures.values() for figures in base), strict=True))
+    print(f"{against + ' (s)':20}" + "".join(f"{value:13.3f}" for value in middle))
+    for name in policies:
+        print(f"{name:20}" + "".join(f"{ratio:12.2f}x" for ratio in ratios(measured[name], base)))
+    return 0
+
+
+def load(scenario_file: Path, trace_file: Path | None) -> tuple[Scenario, list[Arrival]]:
+    """A scenario and its arrivals; `trace_file` takes the place of the scenario's own workload.
+
+    Raises OSError, ScenarioError, TraceError. A trace named in a scenario is looked for beside it.
+    """
+    scenario = parse(scenario_file.read_text())
+    if trace_file is None and scenario.workload.file is not None:
+        trace_file = scenario_file.parent / scenario.workload.file
+    if trace_file is None:
+        return scenario, arrivals_of(scenario)
+    with trace_file.open(newline="") as file:
+        arrivals = read_csv(file)
+    workload = replace(scenario.workload, trace=None, file=str(trace_file), rate=None)
+    return replace(scenario, workload=workload), arrivals
+
+
+def table(scenario: Scenario, outcome: Outcome) -> str:
+    """The summary for people."""
+    lines = [f"{scenario.policy.name}: {len(outcome.requests)} requests, {outcome.instances_mean:.1f} instances in the mean", ""]
+    lines.append(f"{'seconds':24}{'mean':>10}{'P50':>10}{'P99':>10}")
+    tiers = sorted({each.tier for each in outcome.requests})
+    for tier in [None, *tiers] if len(tiers) > 1 else [None]:
+        chosen = [each for each in outcome.requests if tier in (None, each.tier)]
+        measured = (
+            ("first token", [each.ttft_s for each in chosen]),
+            ("each next token", [each.tpot_s for each in chosen if each.tpot_s is not None]),
+            ("end to end", [each.e2e_s for each in chosen]),
+        )
+        for name, values in measured:
+            spread = Spread.of(values)
+            label = name if tier is None else f"{name}, {tier}"
+            lines.append(f"{label:24}{spread.mean:10.3f}{spread.p50:10.3f}{spread.p99:10.3f}")
+    summary = outcome.to_json()
+    lines += [
+        "",
+        f"preemptions {summary['preemptions']}, loss {summary['preemption_loss_s']:.3f} s a request; migrations {outcome.migrations}; "
+        f"fragmented memory {100 * mean(outcome.fragmentation):.2f} %; simulated in {outcome.wall_s:.1f} s",
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse flags and run."""
+    parser = argparse.ArgumentParser(prog="python -m simulator", description="Simulate a cluster; see docs/simulator.md.")
+    parser.add_argument("scenario", type=Path, help="scenario file, TOML")
+    parser.add_argument("--trace", type=Path, metavar="FILE.csv", help="arrivals, in place of the scenario's own")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.add_argument("--per-request", type=Path, metavar="FILE.csv", help="write what befell each request")
+    options = parser.parse_args(argv)
+    return run_simulate(options.scenario, options.trace, options.per_request, as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Moves running requests in virtual time: the policy's pairs and prices, the source's own choice of the request."""
+
+from typing import Protocol
+
+from backend.engine.request import RequestState
+from gateway.policy.config import Policy
+from gateway.policy.load import standing
+from gateway.policy.rebalance import Pair
+from gateway.policy.view import ClusterView
+from migration.choice import Movable, best_moves, relief
+from migration.leg import InstanceId, RequestId
+from migration.protocol import SourceEvent
+from simulator.instance import Instance
+from simulator.job import Job
+from simulator.loop import Loop
+from simulator.transfer import Transfer, TransferCost
+
+
+class Stage(Protocol):
+    """The cluster, as the rebalancer needs it."""
+
+    @property
+    def instances(self) -> dict[InstanceId, Instance]:
+        """All of them, by id."""
+
+    def view(self) -> ClusterView:
+        """As it is now."""
+
+    def changed(self) -> None:
+        """Memory may have been freed."""
+
+
+class Rebalancer:
+    """One migration out and one in per instance, at most."""
+
+    def __init__(self, stage: Stage, policy: Policy, loop: Loop, cost: TransferCost) -> None:
+        self.migrations = 0
+        self._stage = stage
+        self._policy = policy
+        self._moves = policy.rebalancing
+        self._loop = loop
+        self._cost = cost
+        self._pairs: dict[InstanceId, Pair] = {}
+        self._transfers: dict[InstanceId, Transfer] = {}
+        """By source."""
+
+    def tick(self) -> None:
+        """One round of pairing, then of prices."""
+        cluster = self._stage.view()
+        if self._moves.pairing is not None:
+            self._pairs = {pair.source: pair for pair in self._moves.pairing.pairs(cluster)}
+            for pair in tuple(self._pairs.values()):
+                self._work_on(pair)
+        if self._moves.price is not None:
+            self._trade()
+
+    def left(self, job: Job, event: SourceEvent) -> None:
+        """A job ended or was preempted: its migration, if there is one, comes to nothing."""
+        transfer = self._transfers.get(job.place) if job.place is not None else None
+        if transfer is not None and transfer.job is job:
+            transfer.interrupt(event)
+
+    def _work_on(self, pair: Pair) -> None:
+        source, destination = self._stage.instances[pair.source], self._stage.instances[pair.destination]
+        if source.moves_out or destination.moves_in:
+            return
+        movable = self._movable(source)
+        if pair.draining:
+            chosen = min(movable, key=lambda each: (-each.rank, each.tokens, each.request), default=None)
+        else:
+            tiers = self._policy.tiers
+            chosen = relief(movable, standing(source.view(), tiers), standing(destination.view(), tiers))
+        if chosen is not None:
+            self._start(chosen.request, source, destination)
+
+    def _trade(self) -> None:
+        price = self._moves.price
+        assert price is not None
+        instances = self._stage.instances
+        busy_out = frozenset(name for name, each in instances.items() if each.moves_out)
+        busy_in = frozenset(name for name, each in instances.items() if each.moves_in)
+        answers = {}
+        for offer in price.offers(self._stage.view(), busy_out, busy_in):
+            moves = best_moves(self._movable(instances[offer.source.instance]), offer.source, offer.destinations, offer.rule)
+            if moves:
+                answers[offer.source.instance] = moves
+        for grant in price.grants(answers):
+            source = instances[grant.source]
+            self._start(grant.move.request, source, instances[grant.move.destination])
+
+    def _movable(self, source: Instance) -> list[Movable]:
+        """What the source may give away: it decodes, and has not come just now."""
+        tiers, ranked = self._policy.tiers, self._policy.ranked
+        settled_s = self._loop.now_s - self._moves.cool_down_s
+        weights = {tier.name: (tier.rank if ranked else 0, tier.weight) for tier in tiers.tiers}
+        return [
+            Movable(job.id, *weights[request.tier], request.tokens)
+            for request, job in source.jobs.items()
+            if request.state is RequestState.RUNNING and request.decoding and job.moved_s <= settled_s
+        ]
+
+    def _start(self, request: RequestId, source: Instance, destination: Instance) -> None:
+        job = next(job for job in source.jobs.values() if job.id == request)
+        transfer = Transfer(job, source, destination, self._loop, self._cost, self._ended)
+        if transfer.is_under_way:
+            self._transfers[source.id] = transfer
+
+    def _ended(self, transfer: Transfer, moved: bool) -> None:
+        self._transfers.pop(transfer.source.id, None)
+        if not moved:
+            self._pairs.pop(transfer.source.id, None)
+            return
+        self.migrations += 1
+        transfer.job.migrations += 1
+        transfer.job.moved_s = self._loop.now_s
+        self._stage.changed()
+        pair = self._pairs.get(transfer.source.id)
+        if pair is not None and self._still_holds(pair):
+            self._work_on(pair)
+
+    def _still_holds(self, pair: Pair) -> bool:
+        pairing = self._moves.pairing
+        views = tuple(self._stage.instances[name].view() for name in (pair.source, pair.destination))
+        return pairing is not None and bool(pairing.pairs(ClusterView(views)))

@@ -1,0 +1,177 @@
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.registry.instance import StepCost
+from gateway.policy.dispatch import LeastMemory
+from gateway.policy.line import Binding, Immediate, LateBinding, LineView, Waiting
+from gateway.policy.view import ClusterView, InstanceView, ViewState
+from migration.leg import InstanceId
+from tests.gateway.policy.views import COST, cluster, instance, request
+
+
+def line(*tokens: int, waited_s: float = 0.0, ahead: int = 0) -> LineView:
+    waiting = tuple(Waiting(request(f"r{n}", each), each, 100.0 - waited_s) for n, each in enumerate(tokens))
+    return LineView(waiting, 100.0, ahead)
+
+
+def bind(view: LineView, where: ClusterView, policy: LateBinding | None = None, seed: int = 1) -> dict[str, Binding]:
+    bindings = (policy or LateBinding(placement="freeness")).bind(view, where, Random(seed))
+    assert len({binding.request for binding in bindings}) == len(bindings)
+    return {binding.request: binding for binding in bindings}
+
+
+def full(name: str) -> InstanceView:
+    return instance(name, held=1500, running=5)
+
+
+def test_it_goes_where_it_fits_and_claims_what_it_saw() -> None:
+    found = bind(line(400), cluster(instance("a", held=1200, running=5), instance("b", held=800, running=4)))
+    assert found["r0"] == Binding(request("r0").request, InstanceId("b"), 4)
+
+
+def test_one_block_per_running_request_stays_free() -> None:
+    fits = instance("a", held=1600 - 400 - 5 * 16, running=4)
+    assert not bind(line(400), cluster(fits))["r0"].ahead
+    misses = instance("a", held=1600 - 400 - 4 * 16, running=4)
+    assert bind(line(400), cluster(misses))["r0"].ahead
+
+
+def test_what_is_bound_counts_for_the_next() -> None:
+    found = bind(line(1000, 1000, 1000, 100), cluster(instance("a"), instance("b")), LateBinding(placement="freeness", ahead=0))
+    assert {found["r0"].instance, found["r1"].instance} == {"a", "b"}
+    assert "r2" not in found
+    assert "r3" in found
+    assert found["r3"].claims_seen == 1
+
+
+def test_no_more_than_two_heads_are_bound_ahead_and_others_pass_them() -> None:
+    where = cluster(*(full(name) for name in "abc"), instance("d", held=1200, running=1))
+    found = bind(line(900, 900, 900, 100), where)
+    assert [found[name].ahead for name in ("r0", "r1")] == [True, True]
+    assert "r2" not in found
+    assert "r3" not in found  # the roomiest instance, "d", is now the first head's
+    found = bind(line(900, 900, 900, 100, ahead=2), where)
+    assert list(found.values()) == [Binding(request("r3").request, InstanceId("d"), 1)]
+
+
+def test_heads_bound_before_count() -> None:
+    where = cluster(full("a"), full("b"))
+    assert not bind(line(1000, ahead=2), where)
+    assert len(bind(line(1000, 1000, ahead=1), where)) == 1
+
+
+def test_an_instance_with_a_head_bound_ahead_is_closed() -> None:
+    where = cluster(instance("a", held=1000, running=2))
+    found = bind(line(1200, 100), where)
+    assert list(found) == ["r0"]
+    assert found["r0"].ahead
+
+
+def test_an_old_head_closes_an_instance_beyond_the_limit_but_only_a_share() -> None:
+    where = cluster(*(full(f"i{n:02}") for n in range(12)))
+    assert len(bind(line(*[1000] * 6, ahead=2), where)) == 0
+    assert len(bind(line(*[1000] * 6, ahead=2, waited_s=10.0), where)) == 1
+    policy = LateBinding(placement="freeness", aged_share=0.5)
+    assert len(bind(line(*[1000] * 9, ahead=2, waited_s=10.0), where, policy)) == 4
+
+
+def test_without_backfill_nobody_passes() -> None:
+    where = cluster(instance("a", held=1000, running=2))
+    policy = LateBinding(placement="freeness", backfill=False, ahead=0)
+    assert not bind(line(1200, 100), where, policy)
+    assert "r1" in bind(line(1200, 100), where, replace(policy, backfill=True))
+
+
+def test_a_queue_that_fits_entirely_leaves_the_rest_open() -> None:
+    assert not bind(line(300), cluster(instance("a", held=800, running=1, waiting=(200, 100))))["r0"].ahead
+    blocked = cluster(instance("a", held=800, running=1, waiting=(900,)), instance("b", held=1600, running=1))
+    assert bind(line(300), blocked)["r0"].instance == "b"
+
+
+def test_a_full_batch_takes_nobody() -> None:
+    assert not bind(line(10), cluster(instance("a", held=100, running=8, max_batch=8)))
+
+
+def test_price_separates_long_from_short() -> None:
+    """The short one joins the short ones; freeness would send it to the emptier instance, where a long context slows it."""
+    where = cluster(instance("a", held=600, running=1, cost=COST), instance("b", held=650, running=8, cost=COST))
+    assert bind(line(400), where, LateBinding(placement="price"))["r0"].instance == "a"
+    costly = replace(COST, per_token_s=1e-4)
+    long_one = cluster(instance("a", held=900, running=1, cost=costly), instance("b", held=100, running=2, cost=costly))
+    assert bind(line(100), long_one, LateBinding(placement="price"))["r0"].instance == "b"
+
+
+def test_a_head_too_long_for_any_instance_waits() -> None:
+    assert not bind(line(1700), cluster(instance("a")))
+
+
+def test_draining_and_starting_take_nobody() -> None:
+    where = cluster(instance("a", state=ViewState.DRAINING), instance("b", state=ViewState.STARTING))
+    assert not bind(line(10), where)
+
+
+def test_when_nobody_reports_outstanding_requests_decide() -> None:
+    where = cluster(instance("a", claims=3, state=ViewState.STALE), instance("b", claims=1, state=ViewState.STALE))
+    found = bind(line(10_000, 5), where)
+    assert list(found.values()) == [Binding(request("r0").request, InstanceId("b"), 1)]
+    full = cluster(instance("a", claims=8, max_batch=8, state=ViewState.STALE))
+    assert not bind(line(10), full)
+
+
+def test_model_and_exclusions_are_kept() -> None:
+    asked = replace(request("r0", 10), model="other")
+    view = LineView((Waiting(asked, 10, 0.0),), 0.0)
+    assert not bind(view, cluster(instance("a")))
+    left = replace(request("r0", 10), excluded=frozenset({InstanceId("a")}))
+    view = LineView((Waiting(left, 10, 0.0),), 0.0)
+    assert bind(view, cluster(instance("a"), instance("b")))["r0"].instance == "b"
+
+
+def test_idle_ties_are_spread_fairly() -> None:
+    where = cluster(*(instance(name) for name in "abcde"))
+    first = Counter(bind(line(10), where, seed=seed)["r0"].instance for seed in range(2000))
+    assert len(first) == 5
+    assert min(first.values()) > 320
+
+
+def test_a_burst_does_not_herd() -> None:
+    where = cluster(*(instance(name, cost=COST) for name in "abcd"))
+    for policy in (LateBinding(placement="price"), LateBinding(placement="freeness")):
+        placed = Counter(binding.instance for binding in bind(line(*[50] * 40), where, policy).values())
+        assert max(placed.values()) - min(placed.values()) <= 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1600), st.integers(0, 9)), min_size=1, max_size=6),
+    st.lists(st.integers(1, 1500), max_size=12),
+    st.sampled_from(["price", "freeness"]),
+)
+def test_nobody_who_fits_waits_and_no_memory_is_given_twice(loads: list[tuple[int, int]], demands: list[int], placement: str) -> None:
+    """Whatever the cluster: who is not bound ahead has room beside the others, and who is left fits nowhere any more."""
+    views = [instance(f"i{n}", held=held if running else 0, running=running, cost=COST) for n, (held, running) in enumerate(loads)]
+    policy = LateBinding(placement="price" if placement == "price" else "freeness", watermark=0.0)
+    found = bind(line(*demands), cluster(*views), policy)
+    for view in views:
+        here = [binding for binding in found.values() if binding.instance == view.id]
+        bound = [demands[int(binding.request[1:])] for binding in here if not binding.ahead]
+        blocks = sum(-(-tokens // 16) for tokens in bound)
+        reserve = view.report.running + len(bound)
+        assert blocks == 0 or (blocks + reserve - (not view.report.running)) * 16 <= view.report.free_tokens
+        closed = any(binding.ahead for binding in here)
+        room = view.report.free_tokens // 16 - blocks - (reserve + 1 if reserve else 0)
+        unbound = [tokens for n, tokens in enumerate(demands) if f"r{n}" not in found]
+        assert closed or all(-(-tokens // 16) > room for tokens in unbound)
+    assert sum(binding.ahead for binding in found.values()) <= 2
+
+
+@pytest.mark.parametrize("cost", [StepCost(), COST])
+def test_immediate_binds_one_at_a_time_with_the_dispatch_policy(cost: StepCost) -> None:
+    where = cluster(instance("a", held=500, running=2, cost=cost), instance("b", cost=cost))
+    assert Immediate(LeastMemory()).bind(line(5000, 10), where, Random(1)) == (Binding(request("r0").request, InstanceId("b"), 0),)
+    assert Immediate(LeastMemory()).bind(line(), where, Random(1)) == ()
+    assert Immediate(LeastMemory()).bind(line(1), ClusterView(), Random(1)) == ()
