@@ -1,6 +1,6 @@
 """Start a stream with the OpenAI SDK and move it to another instance while it runs. Needs a gateway (`make up`) and `pip install openai`.
 
-    python examples/move_a_stream.py [http://127.0.0.1:8000]
+python examples/move_a_stream.py [http://127.0.0.1:8000]
 """
 
 import json
