@@ -212,7 +212,7 @@ class _Migrating(Scheduler):
         blocks = list(self.kv_cache_manager.get_block_ids(order.request)[0])
         self._fenced.append((self._scheduled_steps, orders.Held(order.order, cached_tokens, blocks)))
         self._answer_fenced()
-        self._report_load(urgent=False)
+        self._report_load(urgent=True)
 
     def _answer_fenced(self) -> None:
         while self._fenced and self._fenced[0][0] <= self._processed_steps:

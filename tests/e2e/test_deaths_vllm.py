@@ -1,0 +1,56 @@
+"""Deaths of whole vLLM backends while a request moves between them: API process, engine and workers, all at once."""
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.answers import assert_honest, assert_same
+from tests.e2e.fleet import Fleet
+from tests.e2e.scene import moving
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
+
+PATH = "/v1/completions"
+PROMPT = [1000 + 7 * position % 20000 for position in range(800)]
+
+
+def body(salt: str) -> dict[str, Any]:
+    """Every run computes its own prompt: a prefix hit changes the shapes of the first step, and with them the last bit."""
+    return {"prompt": PROMPT, "max_tokens": 150, "temperature": 0.9, "seed": 5, "ignore_eos": True, "stream": True, "cache_salt": salt}
+
+
+async def test_deaths_while_a_request_moves(vllm_fleet: Fleet) -> None:
+    """One story, because each death costs half a minute of starting again."""
+    fleet = vllm_fleet
+    await fleet.mend()
+    unmoved = await fleet.ask(PATH, body("unmoved"))
+    async with moving(fleet, PATH, body("moved")) as scene:
+        assert (await scene.outcome())["outcome"] == "moved"
+    assert_same(scene.answer, unmoved)
+    await fleet.settle()
+
+    # The destination dies while the request is frozen: it goes on where it was.
+    async with moving(fleet, PATH, body("frozen"), mode="stop_copy") as scene:
+        await scene.frozen()
+        await scene.destination.part.kill()
+        outcome = await scene.outcome()
+        assert (outcome["result"], outcome["status"]) == ("failed", 200), outcome
+        assert outcome["outcome"] in ("channel", "peer_gone", "link")
+    assert_same(scene.answer, unmoved)
+    await fleet.settle()
+
+    # It is started again, and takes requests of its old peers.
+    await fleet.mend()
+    async with moving(fleet, PATH, body("again")) as scene:
+        assert (await scene.outcome())["outcome"] == "moved"
+    assert_same(scene.answer, unmoved)
+    await fleet.settle()
+
+    # The source dies while it copies: an honest end, and nothing held at the destination.
+    async with moving(fleet, PATH, body("copying")) as scene:
+        await scene.copying()
+        await scene.source.part.kill()
+        outcome = await scene.outcome()
+        assert (outcome["status"], outcome["error"]["code"]) in [(502, "instance_lost"), (502, "instance_unreachable")]
+    assert_honest(scene.answer, unmoved)
+    await fleet.settle()
