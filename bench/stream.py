@@ -39,11 +39,12 @@ class Seen:
         """The gap between the last event before the hand-over and the first after it.
 
         The relay, which knows where it switched, says how long the gap was there; here it is the one of that time that is nearest to
-        it. (The longest gap of that time would be another one now and then: the copy, or chance.)
+        it. (The longest gap of that time would be another one now and then: the copy, or chance.) If the relay could not say it in
+        time, because the gap was longer than the order waits for it, the longest is the one.
         """
-        there_ms = float((self.outcome or {}).get("downtime_ms") or 0.0)
         touching = [(b - a) * 1e3 for a, b in zip(self.at_s, self.at_s[1:], strict=False) if b >= self.ordered_s and a <= self.over_s]
-        return min(touching, key=lambda gap_ms: abs(gap_ms - there_ms))
+        there_ms = (self.outcome or {}).get("downtime_ms")
+        return max(touching) if there_ms is None else min(touching, key=lambda gap_ms: abs(gap_ms - float(there_ms)))
 
 
 def prompt_of(tokens: int, variant: int = 0) -> list[int]:
