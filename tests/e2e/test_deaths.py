@@ -16,7 +16,7 @@ from tests.e2e.answers import Answer, assert_honest, assert_same
 from tests.e2e.fleet import Backend, Fleet, open_fleet, until
 from tests.e2e.scene import Scene, moving, repeated_if_missed, running
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.deaths, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 PATH = "/v1/chat/completions"
 FREE_WITHIN_S = 1.0
@@ -274,7 +274,10 @@ async def test_the_client_leaves(stage: Stage, moment: str) -> None:
         await assert_free_soon(scene.source, scene.destination)
     if moment in ("copying", "frozen"):
         outcome = await scene.outcome()
-        assert (outcome["status"], outcome["result"], outcome["outcome"]) == (200, "ended", "request_ended")
+        # The gateway hangs up on both instances: who hears it first says how the order ends.
+        heard_at_source, heard_at_destination = ("ended", "request_ended"), ("refused", "dropped")
+        assert outcome["status"] == 200
+        assert (outcome["result"], outcome["outcome"]) in (heard_at_source, heard_at_destination)
     await stage.assert_nothing_left()
 
 

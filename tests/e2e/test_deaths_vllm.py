@@ -8,7 +8,7 @@ from tests.e2e.answers import assert_honest, assert_same
 from tests.e2e.fleet import Fleet
 from tests.e2e.scene import moving
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.deaths, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 PATH = "/v1/completions"
 PROMPT = [1000 + 7 * position % 20000 for position in range(800)]
