@@ -97,13 +97,13 @@ class Rig:
         ):
             yield response
 
-    async def quiet(self, within_s: float = 1.0) -> None:
+    async def quiet(self) -> None:
         """Wait until nothing is left of any request: no claim, no connection to any backend."""
 
         async def is_quiet() -> bool:
             return not await self.store.claims() and not any(backend.open for backend in self.backends)
 
-        await until(is_quiet, within_s)
+        await until(is_quiet, within_s=1.0)
 
     async def metric(self, line: str) -> bool:
         return line in (await self.client.get("/metrics")).text.splitlines()

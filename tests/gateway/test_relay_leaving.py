@@ -160,7 +160,7 @@ async def test_claims_are_back_after_many_leave_at_random_moments(rig: Rig) -> N
     async with asyncio.TaskGroup() as tasks:
         for visitor in range(60):
             tasks.create_task(visit(visitor * 0.0007))
-    await rig.quiet(within_s=10)  # so many at once take their time on a busy machine
+    await rig.quiet()
     assert await rig.metric("midstream_gateway_live_requests 0.0")
 
 
