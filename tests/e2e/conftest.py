@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from deploy.model import NAME, is_complete
+from deploy.model import ensure_model
 from deploy.settings import DeploySettings
-from deploy.tiny_model import ensure_tiny_model
 from deploy.up import Model, UpOptions
 from tests.e2e.fleet import Fleet, open_fleet
 
@@ -34,8 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 async def vllm_fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     pytest.importorskip("vllm", reason="the light environment has no vllm")
     settings = DeploySettings()
-    real = settings.models / NAME
-    path = real if is_complete(real) else ensure_tiny_model(settings)
+    path = ensure_model(settings)
     environment = {
         "MIDSTREAM_KV_CHUNK_BYTES": "1",  # a block at a time, so that the speed is even
         "MIDSTREAM_KV_BYTES_PER_S": str(COPIED_BLOCKS_PER_S * block_bytes(path)),

@@ -6,12 +6,15 @@ What the SDK makes of it is compared, object by object, with an unmoved run.
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from functools import cache
 from typing import Any
 
 import openai
 import pytest
 import pytest_asyncio
 
+from deploy.model import NAME
+from deploy.settings import DeploySettings
 from tests.e2e.fleet import Fleet
 
 pytestmark = [
@@ -53,7 +56,6 @@ CHATS: dict[str, dict[str, Any]] = {
         "tools": [TOOL],
         "tool_choice": "required",
         "parallel_tool_calls": False,
-        "extra_body": {"repetition_penalty": 1.3},  # else a small model never stops breaking lines
     },
     "saying": {"messages": QUESTION, "temperature": 0, "max_tokens": 200, "extra_body": {"structured_outputs": {"choice": [SAYING]}}},
 }
@@ -71,7 +73,16 @@ def call(fleet: Fleet, request: str, fields: Mapping[str, Any], *, stream: bool)
     """Arguments for `create`. Each request has its own salt: what is in a prefix cache must not change a single bit."""
     arguments = {"model": fleet.model, **fields, "extra_headers": {"x-request-id": request}}
     arguments["extra_body"] = {**fields.get("extra_body", {}), "cache_salt": request}
+    if "tools" in fields:
+        arguments["logit_bias"] = dict.fromkeys(blank_tokens(), -100)
     return {**arguments, "stream": True, "stream_options": {"include_usage": True}} if stream else arguments
+
+
+@cache
+def blank_tokens() -> list[str]:
+    """Ids of all tokens of nothing but blanks, which a small model left to itself repeats between two braces until its answer is full."""
+    vocabulary = json.loads((DeploySettings().models / NAME / "tokenizer.json").read_text())["model"]["vocab"]
+    return [str(number) for token, number in vocabulary.items() if not token.strip("ĠĊĉč")]
 
 
 def shown(answers: list[Any], request: str) -> list[str]:
