@@ -151,12 +151,19 @@ class _Bench:
             length.bystanders += _slowdowns(moved, watched)
 
     async def overhead(self, rounds: int) -> dict[str, float]:
-        """What the gateway adds to an unmoved stream on an idle engine, against the same engine asked directly, turn by turn."""
-        direct_url = next(iter(self._fleet.backends.values()))
+        """What the gateway adds to an unmoved stream, against the engines asked directly, turn by turn.
+
+        An engine that stood idle is slower, and the gateway is free to choose: so both have just worked before each turn.
+        """
+        direct = list(self._fleet.backends.values())
         ttft: dict[str, list[float]] = {"direct": [], "gateway": []}
         gaps: dict[str, list[float]] = {"direct": [], "gateway": []}
-        for _ in range(rounds):
-            for way, url in (("direct", direct_url), ("gateway", self._fleet.gateway)):
+        for number in range(rounds):
+            asked = direct[number % len(direct)]
+            for way, url in (("direct", asked), ("gateway", self._fleet.gateway)):
+                async with asyncio.TaskGroup() as group:
+                    for warmed in direct:
+                        group.create_task(self.stream(prompt_of(WARM_TOKENS, 8), 4, url=warmed))
                 seen = await self.stream(prompt_of(WARM_TOKENS, 9), 24, url=url)
                 ttft[way].append(seen.ttft_ms)
                 gaps[way] += seen.gaps_ms()

@@ -17,7 +17,8 @@ from starlette.exceptions import HTTPException
 from backend.registry.memory import MemoryStore
 from backend.registry.redis import RedisStore
 from backend.registry.store import InstanceStore
-from gateway import admin, routes
+from gateway import routes
+from gateway.admin.router import admin_router
 from gateway.composition import Composition
 from gateway.dispatcher import Dispatcher
 from gateway.errors import GatewayError, MalformedBody, MethodNotAllowed, NotFound
@@ -52,7 +53,7 @@ def build_app(settings: GatewaySettings, store: InstanceStore | None = None, pol
 
     app = FastAPI(title="Midstream", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(routes.router)
-    app.include_router(admin.router)
+    app.include_router(admin_router())
     app.router.routes.extend(routes.relayed_routes())
     app.add_exception_handler(GatewayError, _show_error)
     app.add_exception_handler(HTTPException, _show_error)

