@@ -25,6 +25,13 @@ class Seen:
     ordered_s: float = 0.0
     over_s: float = 0.0
     done: bool = False
+    grown: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait_tokens(self, tokens: int) -> None:
+        """Until that many have come, or the stream is over."""
+        while len(self.at_s) < tokens and not self.done:
+            self.grown.clear()
+            await self.grown.wait()
 
     @property
     def ttft_ms(self) -> float:
@@ -62,15 +69,18 @@ async def run_stream(
     salt: str,
     move_after: int | None = None,
     mode: str = "live",
+    priority: str | None = None,
     seen: Seen | None = None,
 ) -> Seen:
-    """Read one completion; with `move_after`, order a move once that many tokens have come. Greedy, exactly `max_tokens` long."""
+    """Read one completion; with `move_after`, order a move once that many tokens have come. Greedy, exactly `max_tokens` long.
+    `priority` is the header's value."""
     seen = seen or Seen()
     body = {"model": model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     body |= {"stream": True, "cache_salt": salt}
     async with asyncio.TaskGroup() as group:
         seen.started_s = time.perf_counter()
-        async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+        headers = {"priority": priority} if priority else {}
+        async with client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as response:
             response.raise_for_status()
             seen.instance = response.headers.get("x-midstream-instance", "")
             request = response.headers.get("x-request-id", "")
@@ -84,11 +94,13 @@ async def run_stream(
 def _take(seen: Seen, line: str) -> None:
     if line == "data: [DONE]":
         seen.done = True
+        seen.grown.set()
     elif line.startswith("data: "):
         choices = json.loads(line[6:])["choices"]
         if choices:
             seen.at_s.append(time.perf_counter())
             seen.text += choices[0]["text"]
+            seen.grown.set()
 
 
 async def _move(client: httpx.AsyncClient, url: str, request: str, mode: str, seen: Seen) -> None:

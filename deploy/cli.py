@@ -4,9 +4,12 @@ import argparse
 import importlib.metadata
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import TypeAlias
 
 ENGINES = ("vllm", "fake")
+BENCHES = ("migration", "defrag", "tiers")
+"""Modules of `bench` with a `main`."""
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -86,7 +89,7 @@ def add_backend(commands: Commands) -> None:
 def add_bench(commands: Commands) -> None:
     description = "Measurements. Each takes its own flags: `midstream bench migration --help`."
     parser = commands.add_parser("bench", help="measure", description=description)
-    parser.add_argument("subject", choices=("migration",), help="what to measure")
+    parser.add_argument("subject", choices=BENCHES, help="what to measure")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="flags of that measurement")
     parser.set_defaults(run=run_bench)
 
@@ -164,9 +167,8 @@ def backend_arguments(options: argparse.Namespace) -> list[str]:
 
 
 def run_bench(options: argparse.Namespace) -> int:
-    from bench.migration import main as bench_main
-
-    return bench_main(options.arguments)
+    status: int = import_module(f"bench.{options.subject}").main(options.arguments)
+    return status
 
 
 def run_simulate(options: argparse.Namespace) -> int:
