@@ -56,7 +56,7 @@ class WorkloadConfig:
     """A trace by name, or a file of arrivals (`file`, which needs no rate)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
-    trace: Literal["ShareGPT", "BurstGPT", "S-S", "M-M", "L-L", "S-L", "L-S"] | None = None
+    trace: Literal["ShareGPT", "BurstGPT", "S-S", "M-M", "L-L", "S-L", "L-S", "64-64"] | None = None
     file: str | None = None
     rate: Positive | None = None
     cv: Positive = 1.0
