@@ -9,13 +9,11 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from time import perf_counter
 
-from pydantic import TypeAdapter
-
 from simulator.paper.experiment import PaperRun
 from simulator.paper.finding import Finding
 from simulator.paper.result import RunResult, result_of
 from simulator.run import arrivals_of, simulate
-from simulator.scenario import Scenario
+from simulator.scenario import Scenario, adapter
 
 _ROOT = Path(__file__).resolve().parents[2]
 CODE = (
@@ -39,7 +37,7 @@ def code_digest(root: Path = _ROOT) -> str:
 
 def key_of(scenario: Scenario, code: str) -> str:
     """The name of a run's file."""
-    text = TypeAdapter(Scenario).dump_json(scenario)
+    text = adapter().dump_json(scenario)
     return hashlib.sha256(code.encode() + text).hexdigest()[:24]
 
 
