@@ -49,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_simulate(commands)
     add_plan(commands)
     add_compare(commands)
+    add_paper(commands)
     return parser
 
 
@@ -128,6 +129,19 @@ def add_compare(commands: Commands) -> None:
     parser.set_defaults(run=run_compare)
 
 
+def add_paper(commands: Commands) -> None:
+    description = "Run the paper's experiments in the simulator; write tables, pictures and a page. Goes on where it was stopped."
+    parser = commands.add_parser("paper", help="run the paper's evaluation", description=description)
+    parser.add_argument("--quick", action="store_true", help="one seed, fewer rates and requests: minutes instead of hours")
+    parser.add_argument("--out", default="paper-out", metavar="DIR", help="where results go, and are looked for (default: %(default)s)")
+    parser.add_argument("--experiments", metavar="A,B", help="only these (default: all)")
+    parser.add_argument("--seeds", metavar="N,N", help="workloads to run (default: 1,2,3; with --quick: 1)")
+    parser.add_argument("--requests", type=positive, metavar="N", help="requests a run (default: 10000; with --quick: 2500)")
+    parser.add_argument("--processes", type=positive, metavar="N", help="simulations at a time (default: one per core)")
+    parser.add_argument("--json", action="store_true", help="print the tables as JSON")
+    parser.set_defaults(run=run_paper)
+
+
 def run_up(options: argparse.Namespace) -> int:
     from deploy import up
     from deploy.model import ModelError
@@ -199,6 +213,21 @@ def run_compare(options: argparse.Namespace) -> int:
 
     seeds = [int(seed) for seed in options.seeds.split(",")]
     return simulator.run_compare(Path(options.scenario), options.against, options.policies.split(","), seeds)
+
+
+def run_paper(options: argparse.Namespace) -> int:
+    import os
+    from pathlib import Path
+
+    from simulator import __main__ as simulator
+    from simulator.paper.command import PaperOptions
+    from simulator.paper.experiment import Plan
+
+    seeds = tuple(int(seed) for seed in (options.seeds or ("1" if options.quick else "1,2,3")).split(","))
+    plan = Plan(seeds, options.requests or (2500 if options.quick else 10_000), options.quick)
+    experiments = tuple(options.experiments.split(",")) if options.experiments else ()
+    asked = PaperOptions(plan, Path(options.out), experiments, options.processes or os.cpu_count() or 1)
+    return simulator.run_paper(asked, as_json=options.json)
 
 
 def positive(text: str) -> int:

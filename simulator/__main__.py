@@ -11,6 +11,8 @@ from time import perf_counter
 
 from simulator.comparison import NAMES, Figures, ratios
 from simulator.outcome import PER_REQUEST_HEADER, Outcome, Spread, mean
+from simulator.paper import command
+from simulator.paper.command import PaperOptions
 from simulator.plan import Objectives, needs, picture
 from simulator.run import arrivals_of, simulate
 from simulator.scenario import Scenario, ScenarioError, parse, policy_named
@@ -82,6 +84,25 @@ def run_compare(scenario_file: Path, against: str, policies: Sequence[str], seed
     print(f"{against + ' (s)':20}" + "".join(f"{value:13.3f}" for value in middle))
     for name in policies:
         print(f"{name:20}" + "".join(f"{ratio:12.2f}x" for ratio in ratios(measured[name], base)))
+    return 0
+
+
+def run_paper(options: PaperOptions, *, as_json: bool) -> int:
+    """Run the paper's experiments, write what they found, print the tables. Answers the exit status."""
+
+    def progress(done: int, of: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{done} of {of} simulations", end="\n" if done == of else "", file=sys.stderr, flush=True)
+
+    try:
+        sections = command.run(options, progress)
+    except (OSError, ScenarioError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if as_json:
+        print(json.dumps({table.name: table.to_json() for section in sections for table in section.tables}))
+    else:
+        print("\n".join(table.markdown() for section in sections for table in section.tables))
     return 0
 
 

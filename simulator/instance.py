@@ -1,7 +1,6 @@
 """One modelled instance in virtual time: its engine's steps, and the load report that policies see of it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 from backend.engine.model import EngineModel
@@ -55,8 +54,8 @@ class Instance:
         """Assembled by the product's code from the report as it is published now."""
         if self._view is None:
             self._sequence += 1
-            report = replace(
-                self.model.report(self._loop.now_s),
+            report = self.model.report(
+                self._loop.now_s,
                 instance=self.id,
                 sequence=self._sequence,
                 state=self.state,
@@ -124,13 +123,15 @@ class Instance:
 
     def _end_step(self) -> None:
         now_s = self._loop.now_s
-        finished = []
+        finished, ended = [], RequestState.ENDED
         for request in self.model.end_step():
-            if request.state is RequestState.ENDED:
-                finished.append(self.jobs.pop(request))
-            elif request.output_tokens != 1 and not request.preemptions:
+            if request.state is ended:
+                job = self.jobs.pop(request)
+                finished.append(job)
+            elif request.output_tokens == 1 or request.preemptions:
+                job = self.jobs[request]
+            else:
                 continue
-            job = finished[-1] if request.state is RequestState.ENDED else self.jobs[request]
             if job.first_token_s is None:
                 job.first_token_s = now_s
             if job.lost_since_s is not None:

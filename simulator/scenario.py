@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -56,7 +57,7 @@ class WorkloadConfig:
     """A trace by name, or a file of arrivals (`file`, which needs no rate)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
-    trace: Literal["ShareGPT", "BurstGPT", "S-S", "M-M", "L-L", "S-L", "L-S"] | None = None
+    trace: Literal["ShareGPT", "BurstGPT", "S-S", "M-M", "L-L", "S-L", "L-S", "64-64"] | None = None
     file: str | None = None
     rate: Positive | None = None
     cv: Positive = 1.0
@@ -120,11 +121,17 @@ def parse(text: str) -> Scenario:
 def from_dict(raw: dict[str, object]) -> Scenario:
     """The same from nested dictionaries, sections and keys as in TOML. Raises ScenarioError."""
     try:
-        scenario: Scenario = TypeAdapter(Scenario).validate_python(_shaped(raw))
+        scenario = adapter().validate_python(_shaped(raw))
     except ValidationError as error:
         raise ScenarioError("; ".join(_complaint(dict(each)) for each in error.errors())) from error
     _check(scenario)
     return scenario
+
+
+@cache
+def adapter() -> TypeAdapter[Scenario]:
+    """Scenarios to and from plain values. (It takes a while to make.)"""
+    return TypeAdapter(Scenario)
 
 
 def policy_named(name: str) -> PolicyConfig:

@@ -1,4 +1,4 @@
-"""PURE. What is asked of a cluster: seven traces of the paper as distributions, arrivals by rate and burstiness, and traces read from CSV.
+"""PURE. What is asked of a cluster: the traces of the paper as distributions, arrivals by rate and burstiness, and traces read from CSV.
 
 Arrivals are a Gamma process: its coefficient of variation (CV) is 1 for Poisson, more for bursts. Lengths, arrivals and tiers come from
 streams of chance of their own, so that another rate or another share of urgent requests leaves the lengths as they are.
@@ -16,6 +16,7 @@ HEADER = ("arrival_s", "prompt_tokens", "output_tokens", "tier")
 SHORT = Quantiles(128, 38, 113, 413, 1464)
 MEDIUM = Quantiles(256, 32, 173, 1288, 4208)
 LONG = Quantiles(512, 55, 582, 3113, 5166)
+EVEN = Quantiles(64, 64, 64, 64, 64, longest=64, shortest=64)
 TRACES: dict[str, tuple[Quantiles, Quantiles]] = {
     "ShareGPT": (Quantiles(306, 74, 348, 1484, 3388), Quantiles(500, 487, 781, 988, 1234, longest=4000)),
     "BurstGPT": (Quantiles(830, 582, 1427, 2345, 3549), Quantiles(271, 243, 434, 669, 964, longest=4000)),
@@ -24,9 +25,10 @@ TRACES: dict[str, tuple[Quantiles, Quantiles]] = {
     "L-L": (LONG, LONG),
     "S-L": (SHORT, LONG),
     "L-S": (LONG, SHORT),
+    "64-64": (EVEN, EVEN),
 }
 """Prompt and output lengths of the paper's table. Where they end is not in it: here at 6,000 tokens, the maximum it names for generated
-lengths, and at 4,000 for the answers of the real traces (docs/simulator.md says why)."""
+lengths, and at 4,000 for the answers of the real traces (docs/simulator.md says why). `64-64` is the stress test's: every request alike."""
 
 
 class TraceError(ValueError):

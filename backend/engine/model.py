@@ -42,6 +42,7 @@ class Step:
 
 
 _rank = attrgetter("rank")
+_NOBODY = InstanceId("")
 
 
 class EngineModel:
@@ -197,10 +198,10 @@ class EngineModel:
         step, self._step = self._step, None
         if step is None:
             raise ValueError("no step was begun")
-        block_tokens = self.shape.block_tokens
+        block_tokens, running = self.shape.block_tokens, RequestState.RUNNING
         produced = []
         for request, n in step.work:
-            if request.state is not RequestState.RUNNING:
+            if request.state is not running:
                 continue
             before = request.computed_tokens
             request.computed_tokens = computed = before + n
@@ -214,8 +215,17 @@ class EngineModel:
                     self.end(request)
         return produced
 
-    def report(self, now_s: float) -> LoadReport:
-        """The load as it is published, without what a llumlet adds: identity, state, models and migrations."""
+    def report(
+        self,
+        now_s: float,
+        *,
+        instance: InstanceId = _NOBODY,
+        sequence: int = 0,
+        state: InstanceState = InstanceState.READY,
+        migrations_in: int = 0,
+        migrations_out: int = 0,
+    ) -> LoadReport:
+        """The load as it is published. What a llumlet adds (identity, state, models, migrations) may be given, as far as it is known."""
         shape = self.shape
         tiers: dict[str, list[int]] = {}
         for request in self.running:
@@ -225,11 +235,11 @@ class EngineModel:
         demand = [shape.blocks_for(request.tokens) * shape.block_tokens for request in self.waiting]
         cost = shape.cost
         return LoadReport(
-            instance=InstanceId(""),
+            instance=instance,
             incarnation="",
-            sequence=0,
+            sequence=sequence,
             url="",
-            state=InstanceState.READY,
+            state=state,
             models=(),
             engine="model",
             capacity_tokens=shape.capacity_blocks * shape.block_tokens,
@@ -243,8 +253,8 @@ class EngineModel:
             oldest_waiting_s=max((now_s - request.queued_s for request in self.waiting), default=0.0),
             tiers=tuple((tier, TierLoad(running, tokens)) for tier, (running, tokens) in sorted(tiers.items())),
             preemptions=self.preemptions,
-            migrations_in=0,
-            migrations_out=0,
+            migrations_in=migrations_in,
+            migrations_out=migrations_out,
             max_batch=shape.max_batch,
             max_model_tokens=shape.max_model_tokens,
             cost=StepCost(
@@ -307,9 +317,12 @@ class EngineModel:
         index = 0
         while index < len(running) and budget > 0:
             request = running[index]
-            n = min(request.tokens - request.computed_tokens, budget)
-            need = -(-(request.computed_tokens + n) // block_tokens) - len(request.blocks)
-            if need > 0:
+            computed = request.computed_tokens
+            n = request.tokens - computed
+            if n > budget:
+                n = budget
+            if computed + n > len(request.blocks) * block_tokens:
+                need = -(-(computed + n) // block_tokens) - len(request.blocks)
                 while need > pool.free_blocks:
                     victim = running.pop()
                     self._preempt(victim, now_s)
