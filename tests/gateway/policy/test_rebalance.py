@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.registry.instance import TierLoad
-from gateway.policy.rebalance import FreenessPairing, Grant, Pair, PriceStep
+from gateway.policy.rebalance import FreenessPairing, Grant, Pair, PriceStep, Reason
 from gateway.policy.view import ViewState
 from migration.choice import Move
 from migration.leg import InstanceId, RequestId
@@ -37,7 +37,7 @@ def test_between_the_thresholds_nothing_happens() -> None:
 
 def test_draining_gives_and_never_takes() -> None:
     draining = instance("a", held=100, running=1, state=ViewState.DRAINING)
-    assert FreenessPairing().pairs(cluster(draining, instance("b"))) == [Pair(InstanceId("a"), InstanceId("b"), draining=True)]
+    assert FreenessPairing().pairs(cluster(draining, instance("b"))) == [Pair(InstanceId("a"), InstanceId("b"), Reason.DRAINING)]
     assert pairs(instance("a", held=1600, running=4), instance("b", state=ViewState.DRAINING)) == []
     assert pairs(instance("a", state=ViewState.DRAINING), instance("b")) == []
 
