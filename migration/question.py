@@ -32,6 +32,10 @@ class TierValue:
     weight: float
 
 
+NO_PRICE = PriceRule(0.0, 0.0, 0.0, 0)
+"""Where nothing is traded."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """Whom would you give away? `token` is the asker's fencing token; `tiers` begins with the one that unknown names belong to.
@@ -44,7 +48,7 @@ class Question:
     source: Standing
     destinations: tuple[Standing, ...]
     tiers: tuple[TierValue, ...]
-    rule: PriceRule = PriceRule(0.0, 0.0, 0.0, 0)
+    rule: PriceRule = NO_PRICE
     cool_down_s: float = 0.0
 
     def tier(self, name: str) -> TierValue:

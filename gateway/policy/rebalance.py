@@ -88,11 +88,15 @@ class QueueStep:
 
     def pairs(self, cluster: ClusterView) -> Sequence[Pair]:
         """Each blocked head with the instance that has most room for it, the longest waiting first; no instance twice."""
-        blocked = sorted((view for view in cluster.instances if _is_blocked(view)), key=lambda view: (-view.report.oldest_waiting_s, view.id))
+        blocked = sorted(
+            (view for view in cluster.instances if _is_blocked(view)), key=lambda view: (-view.report.oldest_waiting_s, view.id)
+        )
         if not blocked:
             return ()
         takers = [
-            view for view in cluster.instances if view.state is ViewState.READY and not view.report.waiting and not view.report.migrations_in
+            view
+            for view in cluster.instances
+            if view.state is ViewState.READY and not view.report.waiting and not view.report.migrations_in
         ]
         rooms = sorted(((room_tokens(view, self.reserve_blocks, 0.0), view.id) for view in takers), key=lambda each: (-each[0], each[1]))
         return [
