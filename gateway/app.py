@@ -25,7 +25,10 @@ from gateway.errors import GatewayError, MalformedBody, MethodNotAllowed, NotFou
 from gateway.events import EventFeed
 from gateway.ledger import Ledger
 from gateway.metrics import Metrics
+from gateway.policy.config import MidstreamPolicy, Policy
 from gateway.policy.dispatch import DispatchPolicy, LeastLoaded
+from gateway.policy.tier import Tiers
+from gateway.rebalancer import Rebalancer
 from gateway.request_ids import RequestIds
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream
@@ -38,8 +41,15 @@ class State(TypedDict):
     composition: Composition
 
 
-def build_app(settings: GatewaySettings, store: InstanceStore | None = None, policy: DispatchPolicy | None = None) -> FastAPI:
-    """The gateway as an ASGI app. A store that is given stays the caller's; else the one in the settings is opened and closed here."""
+def build_app(
+    settings: GatewaySettings,
+    store: InstanceStore | None = None,
+    policy: DispatchPolicy | None = None,
+    moving: Policy | None = None,
+) -> FastAPI:
+    """The gateway as an ASGI app. A store that is given stays the caller's; else the one in the settings is opened and closed here.
+
+    `policy` places requests; `moving` says how they are moved once they run."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[State]:
@@ -47,6 +57,9 @@ def build_app(settings: GatewaySettings, store: InstanceStore | None = None, pol
             parts = compose(settings, shared, upstream, policy or LeastLoaded())
             async with asyncio.TaskGroup() as tasks:
                 keepers = [tasks.create_task(parts.ledger.keep()), tasks.create_task(parts.watch.keep())]
+                if settings.rebalance:
+                    rebalancer = Rebalancer(parts, shared.leases, moving or MidstreamPolicy().build(Tiers()))
+                    keepers.append(tasks.create_task(rebalancer.keep()))
                 yield {"composition": parts}
                 for keeper in keepers:
                     keeper.cancel()

@@ -16,6 +16,7 @@ GatewayError
 │   ├── UpstreamUnreachable   no connection
 │   ├── UpstreamBroken        the connection ended before the answer did
 │   ├── UpstreamSilent        a deadline passed
+│   ├── UpstreamDeclined      an order to it, or a question, was answered with an error
 │   ├── UpstreamRefused       it answered with a 5xx, which is passed on if nobody else can help
 │   └── StreamGap             a moved stream does not go on where the first part ended
 ├── NoInstance           503  nobody to send the request to right now
@@ -157,6 +158,14 @@ class UpstreamSilent(UpstreamFailed):
     """The instance said nothing within its deadline."""
 
     code = "instance_silent"
+
+
+class UpstreamDeclined(UpstreamFailed):
+    """The instance answered an order or a question with an error; `answered` is its status."""
+
+    def __init__(self, answered: int, text: str) -> None:
+        super().__init__(f"The instance answered with status {answered}: {text}")
+        self.answered = answered
 
 
 class StreamGap(UpstreamFailed):

@@ -2,6 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from migration.plan import MigrationOutcome, MigrationResult
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -32,10 +34,37 @@ class Metrics:
         self.switch_gap_s = Histogram(
             f"{prefix}_switch_gap_seconds", "Last event before a switch to first after it.", buckets=_GAP_SECONDS, registry=registry
         )
+        self.moves = Counter(
+            f"{prefix}_migrations",
+            "Moves ordered here, by how they ended and why they were ordered.",
+            ["outcome", "reason"],
+            registry=registry,
+        )
+        self.move_bytes = Counter(f"{prefix}_migration_bytes", "KV bytes of moves ordered here.", ["reason"], registry=registry)
+        self.move_stages = Histogram(
+            f"{prefix}_migration_stages", "Copy stages of a move that was made.", buckets=(0, 1, 2, 3, 4, 6, 8), registry=registry
+        )
+        self.move_s = Histogram(
+            f"{prefix}_migration_seconds", "Order to end, of a move that was made.", buckets=_SECONDS, registry=registry
+        )
+        self.move_frozen_s = Histogram(
+            f"{prefix}_migration_frozen_seconds", "Freeze to committed, of a move that was made.", buckets=_GAP_SECONDS, registry=registry
+        )
+        self.leading = Gauge(f"{prefix}_rebalancing", "1 while this gateway holds the lease of rebalancing.", registry=registry)
         self.conflicts = Counter(f"{prefix}_claim_conflicts", "Claims lost to another gateway's, and chosen anew.", registry=registry)
         self.store_errors = Counter(f"{prefix}_store_errors", "Questions the store did not answer.", registry=registry)
         self.store_up = Gauge(f"{prefix}_store_up", "1 while the store answers.", registry=registry)
         self.store_up.set(1)
+
+    def note_move(self, outcome: MigrationOutcome, reason: str) -> None:
+        """A move ordered here is over."""
+        moved = outcome.result is MigrationResult.MOVED
+        self.moves.labels(outcome.result.value if moved else outcome.reason or outcome.result.value, reason).inc()
+        self.move_bytes.labels(reason).inc(outcome.bytes)
+        if moved:
+            self.move_stages.observe(outcome.stages)
+            self.move_s.observe(outcome.total_ms / 1e3)
+            self.move_frozen_s.observe(outcome.frozen_ms / 1e3)
 
     def render(self) -> bytes:
         """The text a Prometheus server reads."""

@@ -1,4 +1,4 @@
-"""Orders a move from the instance that runs the request, and says how it ended, to the event feed too."""
+"""Orders a move from the instance that runs the request, and says how it ended: to the event feed and the metrics too."""
 
 import asyncio
 
@@ -10,21 +10,40 @@ from migration.plan import MigrationOutcome, MigrationPlan, MigrationResult
 
 SWITCH_POLL_S = 0.02
 
+ORDERED = "order"
+"""The reason of moves that a person asked for."""
+
 
 async def move(parts: Composition, plan: MigrationPlan, source: InstanceView) -> dict[str, object]:
     """Move one request; returns, when it is over, what /admin/migrations answers. Raises UpstreamFailed."""
-    told = {"request": plan.request, "source": source.id, "destination": plan.destination.instance, "mode": plan.mode.value}
+    return await conclude(parts, plan, source, await order(parts, plan, source))
+
+
+async def order(
+    parts: Composition, plan: MigrationPlan, source: InstanceView, *, reason: str = ORDERED, token: int | None = None
+) -> MigrationOutcome:
+    """Order a move and wait until it is over. `token` is the orderer's fencing token. Raises UpstreamFailed."""
+    told = _told(plan, source, reason)
     parts.events.publish("migration_ordered", told)
     try:
-        outcome = await _carry_out(parts, plan, source)
+        outcome = await _carry_out(parts, plan, source, token)
     except GatewayError as error:
+        parts.metrics.moves.labels(error.reason, reason).inc()
         parts.events.publish("migration_ended", {"outcome": error.reason, "result": MigrationResult.FAILED.value, **told})
         raise
+    parts.metrics.note_move(outcome, reason)
+    return outcome
+
+
+async def conclude(
+    parts: Composition, plan: MigrationPlan, source: InstanceView, outcome: MigrationOutcome, *, reason: str = ORDERED
+) -> dict[str, object]:
+    """Wait for what the client noticed, and tell the event feed; returns what it was told."""
     moved = outcome.result is MigrationResult.MOVED
     ended: dict[str, object] = {
         "outcome": outcome.result.value if moved else outcome.reason or outcome.result.value,
         "result": outcome.result.value,
-        **told,
+        **_told(plan, source, reason),
         "stages": outcome.stages,
         "bytes": outcome.bytes,
         "downtime_ms": await _wait_downtime(parts, Leg(plan.request, outcome.epoch)) if moved else None,
@@ -35,13 +54,20 @@ async def move(parts: Composition, plan: MigrationPlan, source: InstanceView) ->
     return ended
 
 
-async def _carry_out(parts: Composition, plan: MigrationPlan, source: InstanceView) -> MigrationOutcome:
+def _told(plan: MigrationPlan, source: InstanceView, reason: str) -> dict[str, object]:
+    place = {"source": source.id, "destination": plan.destination.instance}
+    return {"request": plan.request, **place, "mode": plan.mode.value, **({} if reason == ORDERED else {"reason": reason})}
+
+
+async def _carry_out(parts: Composition, plan: MigrationPlan, source: InstanceView, token: int | None) -> MigrationOutcome:
     """Order the migration from the source. Raises UpstreamFailed."""
-    question = {
+    question: dict[str, object] = {
         "request": plan.request,
         "destination": {"instance": plan.destination.instance, "url": plan.destination.url},
         "mode": plan.mode.value,
     }
+    if token is not None:
+        question |= {"token": token, "only_waiting": plan.only_waiting}
     raw = await parts.upstream.post_json(f"{source.report.url}/midstream/migrations", question, parts.settings.migration_timeout_s)
     match raw:
         case {"result": str(result), "reason": str(reason), "epoch": int(epoch), **rest} if result in list(MigrationResult):

@@ -58,6 +58,16 @@ class GatewaySettings(BaseSettings):
     store_timeout_s: float = Field(default=1.0, gt=0, description="Seconds the shared store may take to answer one question.")
     store_retry_s: float = Field(default=1.0, gt=0, description="Seconds the store is left alone after it failed.")
 
+    rebalance: bool = Field(default=True, description="Move running requests between instances as the policy says.")
+    rebalance_lease_ttl_s: float = Field(
+        default=1.5,
+        gt=0,
+        description="Seconds after which another gateway may take over the moving from one that died; renewed at least at a third of it.",
+    )
+    rebalance_timeout_s: float = Field(
+        default=1.0, gt=0, description="Seconds an instance may take to say which of its requests it would give away."
+    )
+
     admin_timeout_s: float = Field(default=1.0, gt=0, description="Seconds an instance may take to list its requests.")
     migration_timeout_s: float = Field(default=300.0, gt=0, description="Seconds an ordered migration may take in all.")
     max_queued_events: int = Field(

@@ -10,7 +10,7 @@ from typing import Self
 import aiohttp
 from yarl import URL
 
-from gateway.errors import RawHeaders, UpstreamBroken, UpstreamFailed, UpstreamSilent, UpstreamUnreachable
+from gateway.errors import RawHeaders, UpstreamBroken, UpstreamDeclined, UpstreamFailed, UpstreamSilent, UpstreamUnreachable
 from migration.leg import Leg
 
 IDLE_CONNECTION_S = 3.0
@@ -105,7 +105,7 @@ class Upstream:
         except TimeoutError:
             raise UpstreamSilent(f"The instance gave no answer within {timeout_s:g} s.") from None
         if response.status != 200:
-            raise UpstreamFailed(f"The instance answered with status {response.status}: {text[:300].decode(errors='replace')}")
+            raise UpstreamDeclined(response.status, text[:300].decode(errors="replace"))
         try:
             return json.loads(text)
         except ValueError as error:

@@ -36,12 +36,13 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Movable:
-    """A running request that may go. Lower `rank` is more urgent."""
+    """A request that may go. Lower `rank` is more urgent; `remaining_tokens` is what it may still generate, at most, if that is known."""
 
     request: RequestId
     rank: int
     weight: float
     tokens: int
+    remaining_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,22 @@ class Move:
     gain_s: float
 
 
+def lasting(movable: Iterable[Movable], least_tokens: float) -> Sequence[Movable]:
+    """Those that are not known to end within that many tokens."""
+    return [each for each in movable if each.remaining_tokens is None or each.remaining_tokens > least_tokens]
+
+
+def evacuee(movable: Iterable[Movable]) -> Movable | None:
+    """The request that leaves first: the least urgent, then the shortest, then by id."""
+    return min(movable, key=lambda each: (-each.rank, each.tokens, each.request), default=None)
+
+
 def relief(movable: Iterable[Movable], source: Standing, destination: Standing) -> Movable | None:
     """The request whose leaving gives the source room most cheaply: the least urgent, then the shortest, then by id.
 
     None if there is none, if it does not fit, or if the move would leave the destination less free than the source was.
     """
-    best = min(movable, key=lambda each: (-each.rank, each.tokens, each.request), default=None)
+    best = evacuee(movable)
     if best is None or best.tokens > destination.free_tokens - destination.head_tokens:
         return None
     after = (destination.free_tokens - destination.head_tokens - best.tokens) / (destination.running + 1)

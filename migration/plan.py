@@ -32,6 +32,8 @@ class MigrationPlan:
     request: RequestId
     destination: Destination
     mode: MigrationMode = MigrationMode.LIVE
+    only_waiting: bool = False
+    """Leave it where it is once it has memory: it was to move because it waits."""
 
 
 class MigrationResult(StrEnum):

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from migration.departure import Announcement, Departure, Kept, Lost, Moved, Moving
-from migration.errors import LinkError, MigrationError, PeerGone, ProtocolError, Refused
+from migration.errors import LinkError, MigrationError, PeerGone, ProtocolError, Refused, Unmovable
 from migration.leg import Leg
 from migration.messages import (
     Answer,
@@ -117,6 +117,8 @@ class Source:
     async def _look(self) -> SourceEvent:
         self._engine.check_movable(self._leg)
         self._progress = await self._look_once()
+        if self._departure.plan.only_waiting and self._progress.phase is not Phase.WAITING:
+            raise Unmovable(reason="started")
         if self._progress.phase is Phase.PREFILL:
             async with asyncio.timeout(self._settings.first_token_timeout_s):
                 await self._engine.wait_first_token(self._leg)

@@ -5,11 +5,13 @@ from typing import Protocol
 from backend.engine.request import RequestState
 from gateway.policy.config import Policy
 from gateway.policy.load import standing
+from gateway.policy.question import offer_question, pair_question
 from gateway.policy.rebalance import Pair
 from gateway.policy.view import ClusterView
-from migration.choice import Movable, best_moves, relief
+from migration.choice import Movable
 from migration.leg import InstanceId, RequestId
 from migration.protocol import SourceEvent
+from migration.question import choose
 from simulator.instance import Instance
 from simulator.job import Job
 from simulator.loop import Loop
@@ -64,14 +66,12 @@ class Rebalancer:
         source, destination = self._stage.instances[pair.source], self._stage.instances[pair.destination]
         if source.moves_out or destination.moves_in:
             return
-        movable = self._movable(source)
-        if pair.draining:
-            chosen = min(movable, key=lambda each: (-each.rank, each.tokens, each.request), default=None)
-        else:
-            tiers = self._policy.tiers
-            chosen = relief(movable, standing(source.view(), tiers), standing(destination.view(), tiers))
-        if chosen is not None:
-            self._start(chosen.request, source, destination)
+        tiers = self._policy.tiers
+        question = pair_question(
+            pair, standing(source.view(), tiers), standing(destination.view(), tiers), tiers, ranked=self._policy.ranked
+        )
+        for move in choose(question, self._movable(source)):
+            self._start(move.request, source, destination)
 
     def _trade(self) -> None:
         price = self._moves.price
@@ -81,7 +81,8 @@ class Rebalancer:
         busy_in = frozenset(name for name, each in instances.items() if each.moves_in)
         answers = {}
         for offer in price.offers(self._stage.view(), busy_out, busy_in):
-            moves = best_moves(self._movable(instances[offer.source.instance]), offer.source, offer.destinations, offer.rule)
+            question = offer_question(offer, self._policy.tiers, ranked=self._policy.ranked)
+            moves = choose(question, self._movable(instances[offer.source.instance]))
             if moves:
                 answers[offer.source.instance] = moves
         for grant in price.grants(answers):

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     # An engine's HTTP app and its engine share a process, but an engine knows nothing of the llumlet in front of it.
     "backend.engine": ("backend.engine", "backend.registry.instance", "migration"),
     "backend.registry": ("backend.registry", "migration.leg", "migration.plan", "migration.typed_json"),
-    "gateway": ("gateway", "backend.registry", "migration.leg", "migration.plan", "migration.choice"),
+    "gateway": ("gateway", "backend.registry", "migration.leg", "migration.plan", "migration.choice", "migration.question"),
     "gateway.policy": (
         "gateway.policy",
         "backend.registry.instance",
@@ -28,6 +28,7 @@ MAY_IMPORT = {
         "migration.leg",
         "migration.plan",
         "migration.choice",
+        "migration.question",
     ),
     "simulator": ("simulator", "gateway", "backend", "migration"),
     "bench": ("bench", "simulator", "deploy", "gateway", "backend", "migration"),

@@ -81,6 +81,8 @@ class Flight:
     """Set once the engine holds an arriving request as a shell."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the HTTP exchange here is over, whatever the reason."""
+    owned_since_s: float = float("-inf")
+    """When a request that came from elsewhere became this instance's own, by the llumlet's clock."""
     tried_epoch: int = 0
     """The highest epoch that a move away from here was tried with; an epoch is never used twice."""
     _noted: asyncio.Event = field(default_factory=asyncio.Event)

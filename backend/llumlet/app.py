@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from backend.engine.base import Engine
 from backend.llumlet.arrival import Arrivals
+from backend.llumlet.choices import Choices
 from backend.llumlet.drain import Drain
 from backend.llumlet.flights import Flights
 from backend.llumlet.link import Links
@@ -98,7 +99,7 @@ class BackendApp:
             await stack.enter_async_context(engine.running())
             links = await stack.enter_async_context(Links(settings))
             arrivals = self.arrivals = await stack.enter_async_context(
-                Arrivals(engine, flights, settings, draining=lambda: self.drain.draining)
+                Arrivals(engine, flights, settings, draining=lambda: self.drain.draining, clock=self._clock)
             )
             receptions = await stack.enter_async_context(Receptions(engine, arrivals, settings.reception(), self._clock))
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
@@ -115,7 +116,13 @@ class BackendApp:
                 engine, flights, links, settings, metrics, tasks=tasks, clock=self._clock, changed=lambda: reporter.changed(urgent=True)
             )
             routes = Routes(
-                flights=flights, arrivals=arrivals, receptions=receptions, migrations=migrations, reporter=reporter, metrics=metrics
+                flights=flights,
+                arrivals=arrivals,
+                receptions=receptions,
+                migrations=migrations,
+                choices=Choices(engine, flights, migrations, self._clock),
+                reporter=reporter,
+                metrics=metrics,
             )
             self._llumlet = Llumlet(engine, settings, flights=flights, routes=routes, drain=self.drain)
             background = [

@@ -43,11 +43,14 @@ class Arrival:
 class Arrivals:
     """All of them; an async context manager, entered before the first. Implements migration.reception.Arrivals."""
 
-    def __init__(self, engine: Engine, flights: Flights, settings: LlumletSettings, *, draining: Callable[[], bool]) -> None:
+    def __init__(
+        self, engine: Engine, flights: Flights, settings: LlumletSettings, *, draining: Callable[[], bool], clock: Callable[[], float]
+    ) -> None:
         self._engine = engine
         self._flights = flights
         self._settings = settings
         self._draining = draining
+        self._clock = clock
         self._arrivals: dict[Leg, Arrival] = {}
         self._tasks = asyncio.TaskGroup()
         self._stack = AsyncExitStack()
@@ -117,6 +120,7 @@ class Arrivals:
         """From here on the request runs here. Nothing happens if the leg is gone."""
         if (arrival := self._arrivals.get(leg)) is not None:
             arrival.replay.finish()
+            arrival.flight.owned_since_s = self._clock()
             arrival.owner.set()
 
     async def drop(self, leg: Leg) -> None:

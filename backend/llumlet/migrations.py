@@ -22,6 +22,13 @@ from migration.session import run_migration
 log = logging.getLogger(__name__)
 
 
+FIRST_GUESS_S = 0.5
+"""What a move takes, as long as none has been made from here."""
+GUESS_WEIGHT = 0.2
+"""Of the latest move, in the running mean of what they take."""
+STAYED_KEPT_S = 60.0
+
+
 class UnknownRequest(Exception):
     """No such request is being served here."""
 
@@ -50,6 +57,9 @@ class Migrations:
         self._clock = clock
         self._changed = changed
         self._moving: dict[RequestId, asyncio.Task[MigrationOutcome]] = {}
+        self._stayed: dict[RequestId, float] = {}
+        self.usual_s = FIRST_GUESS_S
+        """What a move away from here takes, in the mean."""
         self._pairs: dict[InstanceId, Pair] = {}
 
     def __len__(self) -> int:
@@ -57,6 +67,10 @@ class Migrations:
 
     def is_moving(self, request: RequestId) -> bool:
         return request in self._moving
+
+    def stayed_since_s(self, request: RequestId) -> float:
+        """When a move of the request last came to nothing here; -inf if none did in the last minute."""
+        return self._stayed.get(request, float("-inf"))
 
     def cancel_all(self) -> None:
         """Stop them all: each puts back what it can before it ends."""
@@ -101,7 +115,16 @@ class Migrations:
             log.exception("migrating %s failed", plan.request)
             outcome = MigrationOutcome(MigrationResult.FAILED, "internal", exchange.flight.leg.epoch)
         self._metrics.count(outcome)
+        self._learn(plan.request, outcome)
         return outcome
+
+    def _learn(self, request: RequestId, outcome: MigrationOutcome) -> None:
+        if outcome.result is MigrationResult.MOVED:
+            self.usual_s += GUESS_WEIGHT * (outcome.total_ms / 1000 - self.usual_s)
+            return
+        now_s = self._clock()
+        self._stayed = {each: at_s for each, at_s in self._stayed.items() if now_s - at_s < STAYED_KEPT_S}
+        self._stayed[request] = now_s
 
     async def _session(self, plan: MigrationPlan, exchange: Exchange) -> MigrationOutcome:
         flight = exchange.flight

@@ -8,7 +8,9 @@ from starlette.types import Receive, Scope, Send
 
 from backend.llumlet.arrival import Arrivals
 from backend.llumlet.attachment import serve_attachment
+from backend.llumlet.choices import Choices
 from backend.llumlet.exchange import Exchange
+from backend.llumlet.fence import Fence, StaleToken
 from backend.llumlet.flights import Flights
 from backend.llumlet.incoming import ClientLeft, leg_of, read_body
 from backend.llumlet.metrics import LlumletMetrics
@@ -19,6 +21,7 @@ from migration.codec import message_from_json, to_json
 from migration.errors import ProtocolError
 from migration.leg import InstanceId, RequestId
 from migration.plan import Destination, MigrationMode, MigrationPlan
+from migration.question import Question
 from migration.reception import Receptions
 
 PREFIX = "/midstream/"
@@ -36,6 +39,7 @@ class Routes:
         arrivals: Arrivals,
         receptions: Receptions,
         migrations: Migrations,
+        choices: Choices,
         reporter: Reporter,
         metrics: LlumletMetrics,
     ) -> None:
@@ -43,6 +47,8 @@ class Routes:
         self._arrivals = arrivals
         self._receptions = receptions
         self._migrations = migrations
+        self._choices = choices
+        self._fence = Fence()
         self._reporter = reporter
         self._metrics = metrics
 
@@ -70,6 +76,10 @@ class Routes:
                 return await self._message(await _read_json(receive))
             case "POST", "migrations":
                 return await self._migrate(await _read_json(receive))
+            case "POST", "choices":
+                return await self._choose(await _read_json(receive))
+            case "POST", "fence":
+                return self._raise_fence(await _read_json(receive))
         return Reply.error(404, f"There is no {scope['method']} {scope['path']} here.", code="not_found")
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,11 +98,34 @@ class Routes:
 
     async def _migrate(self, body: Any) -> Reply:
         plan = _plan(body)
+        if (token := body.get("token")) is not None:
+            self._admit(token)
         try:
             outcome = await self._migrations.run(plan)
         except UnknownRequest as error:
             return Reply.error(404, str(error), code="request_not_found")
         return Reply.json(asdict(outcome))
+
+    async def _choose(self, body: Any) -> Reply:
+        try:
+            question = Question.from_json(body)
+        except ValueError as error:
+            return Reply.error(400, str(error), code="bad_question")
+        self._admit(question.token)
+        return Reply.json((await self._choices.answer(question)).to_json())
+
+    def _raise_fence(self, body: Any) -> Reply:
+        self._admit(body.get("token") if isinstance(body, dict) else None)
+        return Reply.json({"token": self._fence.token})
+
+    def _admit(self, token: object) -> None:
+        """Raises a Reply: 409 for the token of a lease that was lost."""
+        if type(token) is not int or token < 0:
+            raise Reply.error(400, "token is the number of the order's lease.", code="bad_token")
+        try:
+            self._fence.pass_through(token)
+        except StaleToken as error:
+            raise Reply.error(409, f"{error}.", code="stale_token") from None
 
     def _render_metrics(self) -> Reply:
         self._metrics.flights.set(len(self._flights))
@@ -137,7 +170,8 @@ def _plan(body: Any) -> MigrationPlan:
                 mode = MigrationMode(body.get("mode", "live"))
             except ValueError:
                 raise Reply.error(400, "mode is one of live, stop_copy, recompute.", code="bad_mode") from None
-            return MigrationPlan(RequestId(request), Destination(InstanceId(instance), url.rstrip("/")), mode)
+            only_waiting = body.get("only_waiting") is True
+            return MigrationPlan(RequestId(request), Destination(InstanceId(instance), url.rstrip("/")), mode, only_waiting)
     raise Reply.error(400, 'Expected {"request": ..., "destination": {"instance": ..., "url": ...}}.', code="bad_plan")
 
 

@@ -9,21 +9,24 @@ from pydantic import ConfigDict, Field
 from gateway.policy.autoscale import DemandScaling, Fixed, FreenessRange
 from gateway.policy.dispatch import Cheapest, DispatchPolicy, Freest, LeastLoaded, LeastMemory, RoundRobin
 from gateway.policy.line import Immediate, LateBinding, LinePolicy
-from gateway.policy.rebalance import FreenessPairing, PriceStep
+from gateway.policy.rebalance import FreenessPairing, PriceStep, QueueStep
 from gateway.policy.tier import Tier, Tiers
 
 
 @dataclass(frozen=True, slots=True)
 class Rebalancing:
-    """How running requests are moved. `pairing` or `price` None: not for that reason."""
+    """How running requests are moved. `pairing`, `price` or `queue` None: not for that reason."""
 
     pairing: FreenessPairing | None = None
     price: PriceStep | None = None
+    queue: QueueStep | None = None
     interval_s: float = 0.2
     cool_down_s: float = 0.0
     """A request that has moved stays for so long."""
     redispatch_preempted: bool = False
     """Preempted requests go back to the line."""
+    moves_per_instance_s: float = 0.0
+    """Moves that begin a second, at most, for each instance of the cluster; 0: no bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class LlumnixPolicy:
 
     def build(self, tiers: Tiers) -> Policy:
         pairing = FreenessPairing(self.out_tokens, self.in_tokens, self.targets) if self.migrate else None
-        return _immediate(Freest(targets=self.targets), Rebalancing(pairing, None, self.interval_s), tiers, self.priorities)
+        return _immediate(Freest(targets=self.targets), Rebalancing(pairing, interval_s=self.interval_s), tiers, self.priorities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,8 @@ class MidstreamPolicy:
     keep_blocks: Annotated[int, Field(ge=0)] = 10
     cool_down_s: Annotated[float, Field(ge=0)] = 0.0
     redispatch_preempted: bool = False
+    requeue: bool = True
+    moves_per_instance_s: Annotated[float, Field(ge=0)] = 5.0
     weights: Mapping[str, float] = field(default_factory=dict)
 
     def build(self, tiers: Tiers) -> Policy:
@@ -141,9 +146,11 @@ class MidstreamPolicy:
         moves = Rebalancing(
             FreenessPairing(self.out_tokens, self.in_tokens) if self.migrate else None,
             PriceStep(weighed, self.threshold_s, self.keep_blocks) if self.migrate and self.price_moves else None,
+            QueueStep(self.reserve_blocks) if self.migrate and self.requeue else None,
             self.interval_s,
             self.cool_down_s,
             self.redispatch_preempted,
+            self.moves_per_instance_s,
         )
         return Policy(dispatch, line, moves, weighed, self.priorities)
 

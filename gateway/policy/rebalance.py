@@ -2,19 +2,33 @@
 
 1. *Memory*: sources have a freeness below `out_tokens`, destinations above `in_tokens`; the lowest source is paired with the highest
    destination, the next with the next. A pair is worked on, one request at a time, until the next round of pairing.
-2. *Price*: what is left (no queue and no migration at the destination) is offered to every other source as sums; each answers with its best
+2. *Queue*: a request that stands at the head of a queue and has no memory there goes, without blocks, to an instance where it starts at
+   once. It comes before memory: it costs nothing.
+3. *Price*: what is left (no queue and no migration at the destination) is offered to every other source as sums; each answers with its best
    move to each; the largest gain is granted first, at most one out and one in per instance.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from math import isinf
 
+from gateway.policy.dispatch import room_tokens
 from gateway.policy.load import Targets, rebalance_freeness, standing
 from gateway.policy.tier import Tiers
 from gateway.policy.view import ClusterView, InstanceView, ViewState
 from migration.choice import Move, PriceRule, Standing
 from migration.leg import InstanceId
+
+
+class Reason(StrEnum):
+    """Why requests move."""
+
+    MEMORY = "memory"
+    DRAINING = "draining"
+    """The source must get empty: its requests move even if the destination ends up less free."""
+    QUEUE = "queue"
+    PRICE = "price"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +37,7 @@ class Pair:
 
     source: InstanceId
     destination: InstanceId
-    draining: bool = False
-    """The source must get empty: its requests move even if the destination ends up less free."""
+    reason: Reason = Reason.MEMORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +74,36 @@ class FreenessPairing:
         ]
         sources = sorted((each for each in known if each[0] < self.out_tokens and each[2].claims), key=lambda each: each[:2])
         takers = sorted((each for each in known if each[0] > self.in_tokens), key=lambda each: (-each[0], each[1]))
-        return [Pair(source[1], taker[1], isinf(source[0])) for source, taker in zip(sources, takers, strict=False)]
+        return [
+            Pair(source[1], taker[1], Reason.DRAINING if isinf(source[0]) else Reason.MEMORY)
+            for source, taker in zip(sources, takers, strict=False)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStep:
+    """The queue step. A destination keeps `reserve_blocks` for each of its requests, and nothing waits there."""
+
+    reserve_blocks: int = 1
+
+    def pairs(self, cluster: ClusterView) -> Sequence[Pair]:
+        """Each blocked head with the instance that has most room for it, the longest waiting first; no instance twice."""
+        blocked = sorted(
+            (view for view in cluster.instances if _is_blocked(view)), key=lambda view: (-view.report.oldest_waiting_s, view.id)
+        )
+        if not blocked:
+            return ()
+        takers = [
+            view
+            for view in cluster.instances
+            if view.state is ViewState.READY and not view.report.waiting and not view.report.migrations_in
+        ]
+        rooms = sorted(((room_tokens(view, self.reserve_blocks, 0.0), view.id) for view in takers), key=lambda each: (-each[0], each[1]))
+        return [
+            Pair(source.id, taker, Reason.QUEUE)
+            for source, (room, taker) in zip(blocked, rooms, strict=False)
+            if room >= source.report.head_tokens
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +146,22 @@ class PriceStep:
     def _rule(self, view: InstanceView) -> PriceRule:
         cost = view.report.cost
         return PriceRule(cost.per_token_s, cost.per_request_s, self.threshold_s, self.keep_blocks * view.report.block_tokens)
+
+
+def pools(cluster: ClusterView) -> Sequence[ClusterView]:
+    """The instances that can exchange requests: those that serve the same models."""
+    by_models: dict[tuple[str, ...], list[InstanceView]] = {}
+    for view in cluster.instances:
+        by_models.setdefault(view.report.models, []).append(view)
+    return [ClusterView(tuple(views)) for _, views in sorted(by_models.items())]
+
+
+def _is_blocked(view: InstanceView) -> bool:
+    """Its head waits for memory, or for a place in the batch."""
+    report = view.report
+    if not report.waiting or view.state not in (ViewState.READY, ViewState.DRAINING):
+        return False
+    return report.head_tokens > report.free_tokens or report.running >= report.max_batch
 
 
 def _may_gain(source: Standing, destination: Standing, rule: PriceRule, lightest: float) -> bool:

@@ -1,10 +1,11 @@
+from dataclasses import replace
 from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.registry.instance import TierLoad
-from gateway.policy.rebalance import FreenessPairing, Grant, Pair, PriceStep
+from gateway.policy.rebalance import FreenessPairing, Grant, Pair, PriceStep, QueueStep, Reason, pools
 from gateway.policy.view import ViewState
 from migration.choice import Move
 from migration.leg import InstanceId, RequestId
@@ -37,7 +38,7 @@ def test_between_the_thresholds_nothing_happens() -> None:
 
 def test_draining_gives_and_never_takes() -> None:
     draining = instance("a", held=100, running=1, state=ViewState.DRAINING)
-    assert FreenessPairing().pairs(cluster(draining, instance("b"))) == [Pair(InstanceId("a"), InstanceId("b"), draining=True)]
+    assert FreenessPairing().pairs(cluster(draining, instance("b"))) == [Pair(InstanceId("a"), InstanceId("b"), Reason.DRAINING)]
     assert pairs(instance("a", held=1600, running=4), instance("b", state=ViewState.DRAINING)) == []
     assert pairs(instance("a", state=ViewState.DRAINING), instance("b")) == []
 
@@ -109,3 +110,42 @@ def test_a_pair_goes_from_below_to_above(loads: list[tuple[int, int, bool]]) -> 
     found = FreenessPairing().pairs(cluster(*views))
     assert all(freeness[pair.source] < 48 < freeness[pair.destination] for pair in found)
     assert len({pair.source for pair in found} | {pair.destination for pair in found}) == 2 * len(found)
+
+
+def queue_pairs(*views: object) -> list[tuple[str, str]]:
+    found = QueueStep().pairs(cluster(*views))  # type: ignore[arg-type]
+    assert all(pair.reason is Reason.QUEUE for pair in found)
+    return [(pair.source, pair.destination) for pair in found]
+
+
+def test_a_blocked_head_goes_where_most_room_is() -> None:
+    blocked = instance("a", held=1500, running=2, waiting=(400,))
+    assert queue_pairs(blocked, instance("b", held=900, running=2), instance("c", held=300, running=2)) == [("a", "c")]
+    assert queue_pairs(blocked, instance("b", held=1160, running=2)) == []  # 440 free, 48 of them kept
+    assert queue_pairs(blocked, instance("b", waiting=(10,))) == []
+    assert queue_pairs(blocked, instance("b", moves_in=1)) == []
+    assert queue_pairs(blocked, instance("b", state=ViewState.DRAINING)) == []
+
+
+def test_a_head_that_has_room_or_a_full_batch() -> None:
+    assert queue_pairs(instance("a", held=100, running=1, waiting=(400,)), instance("b")) == []
+    assert queue_pairs(instance("a", held=100, running=4, waiting=(400,), max_batch=4), instance("b")) == [("a", "b")]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1600), st.integers(0, 9), st.integers(0, 900)), max_size=8))
+def test_a_requeued_head_fits_and_nobody_is_in_two_pairs(loads: list[tuple[int, int, int]]) -> None:
+    views = {
+        f"i{n}": instance(f"i{n}", held=held, running=running, waiting=(waiting,) if waiting else ())
+        for n, (held, running, waiting) in enumerate(loads)
+    }
+    found = queue_pairs(*views.values())
+    for source, destination in found:
+        assert views[source].report.head_tokens <= views[destination].report.free_tokens
+    assert len({each for pair in found for each in pair}) == 2 * len(found)
+
+
+def test_only_those_with_the_same_models_are_a_pool() -> None:
+    other = instance("c")
+    other = replace(other, report=replace(other.report, models=("n",)))
+    found = pools(cluster(instance("a"), instance("b"), other))
+    assert [[view.id for view in pool.instances] for pool in found] == [["a", "b"], ["c"]]
