@@ -8,6 +8,8 @@ from starlette.types import Receive, Scope, Send
 
 from backend.llumlet.arrival import Arrivals
 from backend.llumlet.attachment import serve_attachment
+from backend.llumlet.drain import Drain
+from backend.llumlet.evacuation import Evacuation
 from backend.llumlet.exchange import Exchange
 from backend.llumlet.flights import Flights
 from backend.llumlet.incoming import ClientLeft, leg_of, read_body
@@ -38,6 +40,8 @@ class Routes:
         migrations: Migrations,
         reporter: Reporter,
         metrics: LlumletMetrics,
+        drain: Drain,
+        evacuation: Evacuation,
     ) -> None:
         self._flights = flights
         self._arrivals = arrivals
@@ -45,6 +49,8 @@ class Routes:
         self._migrations = migrations
         self._reporter = reporter
         self._metrics = metrics
+        self._drain = drain
+        self._evacuation = evacuation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -70,6 +76,13 @@ class Routes:
                 return await self._message(await _read_json(receive))
             case "POST", "migrations":
                 return await self._migrate(await _read_json(receive))
+            case "GET", "drain":
+                return self._describe_drain()
+            case "POST", "drain":
+                self._drain.begin()
+                return self._describe_drain()
+            case "POST", "undrain":
+                return self._take_back()
         return Reply.error(404, f"There is no {scope['method']} {scope['path']} here.", code="not_found")
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,6 +106,22 @@ class Routes:
         except UnknownRequest as error:
             return Reply.error(404, str(error), code="request_not_found")
         return Reply.json(asdict(outcome))
+
+    def _take_back(self) -> Reply:
+        if not self._drain.take_back():
+            return Reply.error(409, "This instance is about to stop.", code="instance_leaving")
+        return self._describe_drain()
+
+    def _describe_drain(self) -> Reply:
+        here = {exchange.flight.leg for exchange in self._flights} | self._arrivals.legs
+        return Reply.json(
+            {
+                "state": self._drain.state.value,
+                "elapsed_s": round(self._drain.elapsed_s, 3),
+                "remaining": len(here),
+                "requests": [asdict(departed) for departed in self._evacuation.departed],
+            }
+        )
 
     def _render_metrics(self) -> Reply:
         self._metrics.flights.set(len(self._flights))
