@@ -27,6 +27,7 @@ from gateway.ledger import Ledger
 from gateway.metrics import Metrics
 from gateway.policy.dispatch import DispatchPolicy, LeastLoaded
 from gateway.request_ids import RequestIds
+from gateway.scaling.parts import build_scaling
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream
 from gateway.watch import InstanceWatch
@@ -47,6 +48,8 @@ def build_app(settings: GatewaySettings, store: InstanceStore | None = None, pol
             parts = compose(settings, shared, upstream, policy or LeastLoaded())
             async with asyncio.TaskGroup() as tasks:
                 keepers = [tasks.create_task(parts.ledger.keep()), tasks.create_task(parts.watch.keep())]
+                if parts.scaling.worker is not None:
+                    keepers.append(tasks.create_task(parts.scaling.worker.keep()))
                 yield {"composition": parts}
                 for keeper in keepers:
                     keeper.cancel()
@@ -69,8 +72,9 @@ def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream,
     dispatcher = Dispatcher(ledger, policy, settings, clock, Random())
     events = EventFeed(settings.max_queued_events)
     watch = InstanceWatch(ledger, events)
+    scaling = build_scaling(settings, store, upstream, ledger, events, clock)
     started_s = int(datetime.now(UTC).timestamp())
-    return Composition(settings, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, clock, started_s)
+    return Composition(settings, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, scaling, clock, started_s)
 
 
 @asynccontextmanager
