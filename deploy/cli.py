@@ -45,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_up(commands)
     add_gateway(commands)
     add_backend(commands)
+    add_launcher(commands)
     add_bench(commands)
     add_simulate(commands)
     add_plan(commands)
@@ -85,6 +86,20 @@ def add_backend(commands: Commands) -> None:
     parser.add_argument("--instance-id", metavar="ID", help="name of this instance (default: MIDSTREAM_INSTANCE_ID, else random)")
     parser.add_argument("--advertised-url", metavar="URL", help="base URL for gateways and other backends (default: http://HOST:PORT)")
     parser.set_defaults(run=run_backend)
+
+
+def add_launcher(commands: Commands) -> None:
+    description = "Start and stop backends on this machine when gateways ask (MIDSTREAM_LAUNCHER_URL). They outlive it: docs/scaling.md."
+    parser = commands.add_parser("launcher", help="start backends when gateways ask", description=description)
+    parser.add_argument("--engine", choices=ENGINES, default="vllm", help="kind of engine (default: %(default)s)")
+    parser.add_argument(
+        "--model", metavar="NAME_OR_PATH", help="model of backends for which none is named (default: SmolLM2-135M-Instruct)"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=port, default=8100, help="TCP port (default: %(default)s)")
+    parser.add_argument("--backend-host", default="127.0.0.1", metavar="HOST", help="address of the backends (default: %(default)s)")
+    parser.add_argument("--redis", metavar="URL", help="shared Redis (default: MIDSTREAM_REDIS_URL)")
+    parser.set_defaults(run=run_launcher)
 
 
 def add_bench(commands: Commands) -> None:
@@ -178,6 +193,24 @@ def backend_arguments(options: argparse.Namespace) -> list[str]:
         if value is not None:
             arguments += [flag, value]
     return [*arguments, "--", *options.passed_on] if options.passed_on else arguments
+
+
+def run_launcher(options: argparse.Namespace) -> int:
+    from deploy.launch import local
+    from deploy.model import ModelError
+    from deploy.settings import DeploySettings
+
+    settings = DeploySettings()
+    redis_url = options.redis or settings.redis_url
+    if redis_url is None:
+        print("error: backends need a shared Redis: --redis URL, or MIDSTREAM_REDIS_URL", file=sys.stderr)
+        return 2
+    asked = local.LauncherOptions(options.engine, options.model, options.host, options.port, options.backend_host, redis_url)
+    try:
+        return local.run(asked, settings)
+    except ModelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
 def run_bench(options: argparse.Namespace) -> int:

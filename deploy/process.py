@@ -35,12 +35,13 @@ class NotHealthy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run. Programs of a higher `rank` stop earlier; those of one rank stop together."""
+    """What to run. Programs of a higher `rank` stop earlier; those of one rank stop together. Without a `vital` one nothing goes on."""
 
     name: str
     command: tuple[str, ...]
     rank: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
+    vital: bool = True
 
 
 @dataclass(eq=False, slots=True)
@@ -106,30 +107,47 @@ class Supervisor:
         """Stop every child: by falling rank, each rank at once."""
         for rank in sorted({child.program.rank for child in self._children}, reverse=True):
             async with asyncio.TaskGroup() as group:
-                for child in self._children:
+                for child in tuple(self._children):
                     if child.program.rank == rank:
                         group.create_task(self._stop(child))
 
     async def _watch(self, child: Child) -> None:
         code = await child.process.wait()
-        if not child.stopping:
+        if child.stopping:
+            return
+        if not child.program.vital:
+            print(f"  {child.program.name} ended by itself ({describe_exit(code)}; log: {child.log})", flush=True)
+            self._end_group(child)
+        else:
             raise ProcessDied(f"{child.program.name} ended by itself ({describe_exit(code)}).\n{tail(child.log)}")
 
-    async def _stop(self, child: Child) -> None:
+    def stop_soon(self, child: Child, timeout_s: float) -> None:
+        """Stop one child, in `timeout_s` at most; does not wait for it. Nothing if it is being stopped."""
+        if not child.stopping:
+            child.stopping = True
+            self._watchers.create_task(self._stop(child, timeout_s), name=f"stop {child.program.name}")
+
+    async def _stop(self, child: Child, timeout_s: float | None = None) -> None:
         child.stopping = True
+        allowed_s = self._stop_timeout_s if timeout_s is None else timeout_s
         try:
             if child.process.returncode is None:
                 child.process.terminate()
-                async with asyncio.timeout(self._stop_timeout_s):
+                async with asyncio.timeout(allowed_s):
                     await child.process.wait()
         except TimeoutError:
-            print(f"  {child.program.name} did not stop within {self._stop_timeout_s:.0f} s: killed", flush=True)
+            print(f"  {child.program.name} did not stop within {allowed_s:.0f} s: killed", flush=True)
         finally:
-            # Whatever is left of the group: the child itself, or what it started.
+            self._end_group(child)
+        await child.process.wait()
+
+    def _end_group(self, child: Child) -> None:
+        """Whatever is left of the group: the child itself, or what it started. Once: the number may be another's later."""
+        if child in self._children:
+            self._children.remove(child)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.process.pid, signal.SIGKILL)
             self._watchdog.write(f"-{child.process.pid}\n".encode())
-        await child.process.wait()
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -17,6 +17,13 @@ class DeploySettings(BaseSettings):
     redis_url: str | None = Field(default=None, description="Redis to use; the launcher starts one of its own if unset.")
     start_timeout_s: float = Field(default=600.0, gt=0, description="Seconds an engine may take until it is healthy.")
     stop_timeout_s: float = Field(default=20.0, gt=0, description="Seconds a process may take to stop before it is killed.")
+
+    launcher_token: SecretStr | None = Field(
+        default=None, description="Bearer token that gateways show to the launcher. Unset: it listens on loopback only."
+    )
+    launcher_kill_after_s: float = Field(
+        default=60.0, gt=0, description="Seconds a backend that was told to stop may take before the launcher kills it."
+    )
 
     visible_gpus: str | None = Field(
         default=None,

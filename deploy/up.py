@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import secrets
 import signal
+import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +15,14 @@ from urllib.parse import urlsplit
 
 from deploy import redis_server
 from deploy.health import can_listen, free_ports, http_probe
+from deploy.launch.processes import Placed, ProcessLauncher
+from deploy.launch.runner import SupervisedRunner
+from deploy.launch.server import serving
 from deploy.machine import Machine
 from deploy.model import NAME, ensure_model
 from deploy.process import Child, NotHealthy, ProcessDied, Program, Supervisor, supervise
 from deploy.settings import DeploySettings
+from migration.leg import InstanceId
 
 BACKEND_RANK = 1
 GATEWAY_RANK = 2
@@ -69,15 +75,27 @@ def choose_model(options: UpOptions, settings: DeploySettings) -> Model:
     return Model(str(ensure_model(settings)), NAME)
 
 
-def backend_program(index: int, port: int, options: UpOptions, model: Model, redis_url: str, machine: Machine) -> Program:
-    """Engine number `index` (from 0) with its share of the machine."""
-    command = [sys.executable, "-m", "backend", "--engine", options.engine, "--model", model.source, "--instance-id", f"i{index + 1}"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--advertised-url", f"http://127.0.0.1:{port}", "--redis", redis_url]
+def backend_program(
+    index: int,
+    port: int,
+    options: UpOptions,
+    model: Model,
+    redis_url: str,
+    machine: Machine,
+    *,
+    instance: str | None = None,
+    host: str = "127.0.0.1",
+) -> Program:
+    """Engine number `index` (from 0) with its share of the machine. One that is not named is one of the first, without which nothing goes
+    on."""
+    name = instance or f"i{index + 1}"
+    command = [sys.executable, "-m", "backend", "--engine", options.engine, "--model", model.source, "--instance-id", name]
+    command += ["--host", host, "--port", str(port), "--advertised-url", f"http://{host}:{port}", "--redis", redis_url]
     environment: dict[str, str] = {}
     if options.engine == "vllm":
         command += ["--", *vllm_arguments(model, machine)]
         environment = {**vllm_environment(index, machine), **({"HF_HUB_OFFLINE": "1"} if model.is_local else {})}
-    return Program(f"backend-{index + 1}", tuple(command), BACKEND_RANK, environment)
+    return Program(f"backend-{instance or index + 1}", tuple(command), BACKEND_RANK, environment, vital=instance is None)
 
 
 def vllm_arguments(model: Model, machine: Machine) -> list[str]:
@@ -100,10 +118,10 @@ def vllm_environment(index: int, machine: Machine) -> dict[str, str]:
     return {**quiet, **threads, "VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_GIB)}
 
 
-def gateway_program(options: UpOptions, redis_url: str) -> Program:
+def gateway_program(options: UpOptions, redis_url: str, environment: Mapping[str, str] | None = None) -> Program:
     """The gateway, on the address asked for."""
     address = ("--host", options.host, "--port", str(options.port), "--redis", redis_url)
-    return Program("gateway", (sys.executable, "-m", "deploy.cli", "gateway", *address), GATEWAY_RANK)
+    return Program("gateway", (sys.executable, "-m", "deploy.cli", "gateway", *address), GATEWAY_RANK, environment or {})
 
 
 @asynccontextmanager
@@ -119,8 +137,11 @@ async def shared_store(options: UpOptions, settings: DeploySettings, supervisor:
             yield url
 
 
-async def start_backends(options: UpOptions, settings: DeploySettings, model: Model, redis_url: str, supervisor: Supervisor) -> None:
+async def start_backends(
+    options: UpOptions, settings: DeploySettings, model: Model, redis_url: str, supervisor: Supervisor
+) -> Sequence[Child]:
     """Start all engines at once; return when every one is healthy. Raises NotHealthy."""
+    children = []
     machine = Machine.look(settings.visible_gpus)
     place = f" on {machine.describe()}" if options.engine == "vllm" else ""
     print(f"Starting {options.instances} {options.engine} instance(s) of {model.served_as}{place}", flush=True)
@@ -132,7 +153,31 @@ async def start_backends(options: UpOptions, settings: DeploySettings, model: Mo
     async with asyncio.TaskGroup() as group:
         for index, port in enumerate(free_ports("127.0.0.1", options.instances)):
             child = await supervisor.start(backend_program(index, port, options, model, redis_url, machine))
+            children.append(child)
             group.create_task(ready(child, port))
+    return children
+
+
+@asynccontextmanager
+async def own_launcher(
+    options: UpOptions, settings: DeploySettings, model: Model, redis_url: str, supervisor: Supervisor, first: Sequence[Child]
+) -> AsyncIterator[Mapping[str, str]]:
+    """A launcher for this machine, which knows the engines that run already; yields what a gateway's environment says of it."""
+    machine = Machine.look(settings.visible_gpus)
+
+    def program(place: int, instance: InstanceId, port: int, name: str | None) -> Program:
+        chosen = model if name is None or name == model.served_as else Model(name, name)
+        return backend_program(place, port, options, chosen, redis_url, machine, instance=instance)
+
+    runner = SupervisedRunner(supervisor, settings.launcher_kill_after_s)
+    launcher = ProcessLauncher(runner, program, host="127.0.0.1", default_model=model.served_as)
+    for place, child in enumerate(first):
+        launcher.adopt(Placed(InstanceId(f"i{place + 1}"), model.served_as, place, place + 1, runner.know(child)))
+    token = secrets.token_hex(16)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        async with serving(launcher, token, listener):
+            yield {"MIDSTREAM_LAUNCHER_URL": f"http://127.0.0.1:{port}", "MIDSTREAM_LAUNCHER_TOKEN": token}
 
 
 async def serve(options: UpOptions, settings: DeploySettings, model: Model) -> None:
@@ -140,12 +185,13 @@ async def serve(options: UpOptions, settings: DeploySettings, model: Model) -> N
     started = time.monotonic()
     logs = settings.logs / str(options.port)  # one folder for each of several that run at once
     async with supervise(logs, settings.stop_timeout_s) as supervisor, shared_store(options, settings, supervisor) as redis_url:
-        await start_backends(options, settings, model, redis_url, supervisor)
-        gateway = await supervisor.start(gateway_program(options, redis_url))
-        url = f"http://{reachable(options.host)}:{options.port}"
-        await supervisor.wait_healthy(gateway, http_probe(f"{url}/health"), GATEWAY_START_TIMEOUT_S)
-        print(welcome(url, model.served_as, time.monotonic() - started, logs), flush=True)
-        await asyncio.Event().wait()
+        first = await start_backends(options, settings, model, redis_url, supervisor)
+        async with own_launcher(options, settings, model, redis_url, supervisor, first) as environment:
+            gateway = await supervisor.start(gateway_program(options, redis_url, environment))
+            url = f"http://{reachable(options.host)}:{options.port}"
+            await supervisor.wait_healthy(gateway, http_probe(f"{url}/health"), GATEWAY_START_TIMEOUT_S)
+            print(welcome(url, model.served_as, time.monotonic() - started, logs), flush=True)
+            await asyncio.Event().wait()
 
 
 def welcome(url: str, model: str, took_s: float, logs: Path) -> str:

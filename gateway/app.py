@@ -30,6 +30,7 @@ from gateway.policy.dispatch import DispatchPolicy, LeastLoaded
 from gateway.policy.tier import Tiers
 from gateway.rebalancer import Rebalancer
 from gateway.request_ids import RequestIds
+from gateway.scaling.parts import build_scaling
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream
 from gateway.watch import InstanceWatch
@@ -60,6 +61,8 @@ def build_app(
                 if settings.rebalance:
                     rebalancer = Rebalancer(parts, shared.leases, moving or MidstreamPolicy().build(Tiers()))
                     keepers.append(tasks.create_task(rebalancer.keep()))
+                if parts.scaling.worker is not None:
+                    keepers.append(tasks.create_task(parts.scaling.worker.keep()))
                 yield {"composition": parts}
                 for keeper in keepers:
                     keeper.cancel()
@@ -82,8 +85,9 @@ def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream,
     dispatcher = Dispatcher(ledger, policy, settings, clock, Random())
     events = EventFeed(settings.max_queued_events)
     watch = InstanceWatch(ledger, events)
+    scaling = build_scaling(settings, store, upstream, ledger, events, clock)
     started_s = int(datetime.now(UTC).timestamp())
-    return Composition(settings, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, clock, started_s)
+    return Composition(settings, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, scaling, clock, started_s)
 
 
 @asynccontextmanager

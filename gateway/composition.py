@@ -10,6 +10,7 @@ from gateway.events import EventFeed
 from gateway.ledger import Ledger
 from gateway.metrics import Metrics
 from gateway.request_ids import RequestIds
+from gateway.scaling.parts import ScalingParts
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream
 from gateway.watch import InstanceWatch
@@ -27,6 +28,7 @@ class Composition:
     request_ids: RequestIds
     events: EventFeed
     watch: InstanceWatch
+    scaling: ScalingParts
     clock: Callable[[], float]
     started_s: int
 

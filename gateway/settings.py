@@ -75,6 +75,32 @@ class GatewaySettings(BaseSettings):
     )
     switch_wait_s: float = Field(default=2.0, ge=0, description="Seconds to wait, after a migration, for the downtime its client saw.")
     switch_ttl_s: float = Field(default=300.0, gt=0, description="Seconds for which a measured downtime can be read.")
+
+    launcher_url: str | None = Field(
+        default=None,
+        description="Base URL of the launcher that starts and stops instances (docs/scaling.md). Unset: they come and go by hand.",
+    )
+    launcher_token: SecretStr | None = Field(default=None, description="Bearer token that the launcher asks for.")
+    launcher_timeout_s: float = Field(default=5.0, gt=0, description="Seconds the launcher may take to answer one question.")
+    lease_ttl_s: float = Field(
+        default=15.0, gt=0, description="Seconds after which another gateway takes over what one that died was at work on."
+    )
+    operations_interval_s: float = Field(default=0.25, gt=0, description="Seconds between two looks at operations that are under way.")
+    operation_ttl_s: float = Field(default=86400.0, gt=0, description="Seconds for which an operation that is over can be read.")
+    scale_start_timeout_s: float = Field(
+        default=900.0, gt=0, description="Seconds a started instance may take until it is ready; then it is stopped and tried again."
+    )
+    scale_drain_timeout_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="Seconds a draining instance may take to get rid of its requests before it is told to stop all the same.",
+    )
+    scale_retry_s: float = Field(
+        default=1.0, gt=0, description="Seconds until a failed start or stop is tried again; doubled with each failure."
+    )
+    scale_max_retry_s: float = Field(default=60.0, gt=0, description="Seconds between two such attempts, at most.")
+    scale_attempts: int = Field(default=5, ge=1, description="Attempts to start or to stop an instance before its operation fails.")
+
     shutdown_grace_s: float = Field(default=30.0, ge=0, description="Seconds running requests get to finish when the gateway stops.")
 
     @property

@@ -89,6 +89,10 @@ class Upstream:
         """Attach to the stream of a leg at that instance."""
         return await self._request("GET", f"{url}/midstream/streams/{leg.request}?epoch={leg.epoch}", (), None)
 
+    async def request(self, method: str, url: str, headers: RawHeaders, body: bytes) -> UpstreamResponse:
+        """Ask something that is no instance. Returns at the answer's head."""
+        return await self._request(method, url, headers, body)
+
     async def get_json(self, url: str, timeout_s: float) -> object:
         """What the instance answers, if it is a 200 in JSON within the deadline; else raises UpstreamFailed."""
         return await self._ask_json("GET", url, None, timeout_s)

@@ -21,6 +21,11 @@ MAY_IMPORT = {
     "backend.engine": ("backend.engine", "backend.registry.instance", "migration"),
     "backend.registry": ("backend.registry", "migration.leg", "migration.plan", "migration.typed_json"),
     "gateway": ("gateway", "backend.registry", "migration.leg", "migration.plan", "migration.choice", "migration.question"),
+    # Operations are documents in the shared store.
+    **dict.fromkeys(
+        ("gateway.scaling", "gateway.admin.scaling"),
+        ("gateway", "backend.registry", "migration.leg", "migration.plan", "migration.choice", "migration.typed_json"),
+    ),
     "gateway.policy": (
         "gateway.policy",
         "backend.registry.instance",
@@ -51,7 +56,7 @@ ONLY_IN = {
     "zmq": ("backend.engine.vllm",),
     "prometheus_client": ("gateway", "backend"),
     "fastapi": ("gateway", "backend.llumlet", "backend.engine.fake", "backend.engine.vllm"),
-    "uvicorn": ("gateway", "backend", "bench"),
+    "uvicorn": ("gateway", "backend", "bench", "deploy.launch"),
     "sse_starlette": ("gateway.admin",),
     "subprocess": ("deploy", "bench"),
     "argparse": ("gateway.__main__", "backend.__main__", "backend.engine.vllm", "deploy", "simulator.__main__", "bench"),

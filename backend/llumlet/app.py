@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from starlette.types import Receive, Scope, Send
 
@@ -20,6 +20,7 @@ from backend.engine.base import Engine
 from backend.llumlet.arrival import Arrivals
 from backend.llumlet.choices import Choices
 from backend.llumlet.drain import Drain
+from backend.llumlet.evacuation import Evacuation
 from backend.llumlet.flights import Flights
 from backend.llumlet.link import Links
 from backend.llumlet.metrics import LlumletMetrics
@@ -28,6 +29,7 @@ from backend.llumlet.migrations import Migrations
 from backend.llumlet.reporter import Reporter
 from backend.llumlet.routes import Routes
 from backend.llumlet.settings import LlumletSettings
+from backend.llumlet.wire import lost_event
 from backend.registry.instance import InstanceState
 from backend.registry.store import InstanceStore
 from migration.reception import Receptions
@@ -66,7 +68,7 @@ class BackendApp:
         self._llumlet: Llumlet | None = None
         self.flights = Flights()
         self.arrivals: Arrivals | None = None
-        self.drain = Drain(deadline_s=settings.drain_deadline_s, retry_after_s=settings.drain_retry_after_s)
+        self.drain = Drain(deadline_s=settings.drain_deadline_s, retry_after_s=settings.drain_retry_after_s, clock=clock)
         self.failed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,6 +117,10 @@ class BackendApp:
             migrations = Migrations(
                 engine, flights, links, settings, metrics, tasks=tasks, clock=self._clock, changed=lambda: reporter.changed(urgent=True)
             )
+            evacuation = Evacuation(
+                self.drain, flights, migrations, self._store, settings, models=lambda: engine.load().models, clock=self._clock
+            )
+            self.drain.watch(lambda: reporter.changed(urgent=True))
             routes = Routes(
                 flights=flights,
                 arrivals=arrivals,
@@ -123,22 +129,35 @@ class BackendApp:
                 choices=Choices(engine, flights, migrations, self._clock),
                 reporter=reporter,
                 metrics=metrics,
+                drain=self.drain,
+                evacuation=evacuation,
             )
             self._llumlet = Llumlet(engine, settings, flights=flights, routes=routes, drain=self.drain)
             background = [
                 tasks.create_task(reporter.run()),
-                tasks.create_task(self._drain(reporter, flights, arrivals)),
+                tasks.create_task(evacuation.run()),
+                tasks.create_task(self._leave(flights, arrivals, migrations)),
             ]
             yield
             migrations.cancel_all()
             for task in background:
                 task.cancel()
 
-    async def _drain(self, reporter: Reporter, flights: Flights, arrivals: Arrivals) -> None:
+    async def _leave(self, flights: Flights, arrivals: Arrivals, migrations: Migrations) -> None:
         async def wait_idle() -> None:
             while len(flights) or len(arrivals):
                 await flights.wait_empty()
                 await arrivals.wait_empty()
 
-        await self.drain.run(begun=lambda: reporter.changed(urgent=True), wait_idle=wait_idle)
+        async def give_up() -> None:
+            """Each stream ends with `lost`, from which its gateway goes on elsewhere if it can; a reader gets a moment to take it."""
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.shutdown_timeout_s):
+                    await migrations.stop()
+                    for exchange in flights:
+                        if not exchange.handed_over:
+                            exchange.hand_over(lost_event("drained"))
+                    await wait_idle()
+
+        await self.drain.run(wait_idle=wait_idle, give_up=give_up)
         self._stop()

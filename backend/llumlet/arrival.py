@@ -71,6 +71,11 @@ class Arrivals:
     def __len__(self) -> int:
         return len(self._arrivals)
 
+    @property
+    def legs(self) -> frozenset[Leg]:
+        """What is here, as long as its stream is."""
+        return frozenset(self._arrivals)
+
     async def wait_empty(self) -> None:
         """Return when no leg is here any more, their streams read to the end or given up."""
         while self._arrivals:

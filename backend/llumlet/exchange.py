@@ -51,6 +51,11 @@ class Exchange:
         self._finished = False
         self._answer: bytes | None = None  # of an answer that is not an event stream
 
+    @property
+    def handed_over(self) -> bool:
+        """The last word was said: what is left of it here only unwinds."""
+        return self._over.is_set()
+
     async def serve(self, engine: Engine, scope: Scope) -> None:
         """Run the engine's handler on this flight's request to its end. On return the engine holds nothing of it any more."""
         async with asyncio.TaskGroup() as control:

@@ -77,6 +77,12 @@ class Migrations:
         for task in self._moving.values():
             task.cancel()
 
+    async def stop(self) -> None:
+        """The same, and wait until they have ended."""
+        self.cancel_all()
+        if self._moving:
+            await asyncio.wait(tuple(self._moving.values()))
+
     async def run(self, plan: MigrationPlan) -> MigrationOutcome:
         """Carry the order out and say how it ended. Raises UnknownRequest. Cancelling the caller does not stop a migration."""
         exchange = self._flights.latest(plan.request)

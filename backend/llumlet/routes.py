@@ -9,6 +9,8 @@ from starlette.types import Receive, Scope, Send
 from backend.llumlet.arrival import Arrivals
 from backend.llumlet.attachment import serve_attachment
 from backend.llumlet.choices import Choices
+from backend.llumlet.drain import Drain
+from backend.llumlet.evacuation import Evacuation
 from backend.llumlet.exchange import Exchange
 from backend.llumlet.fence import Fence, StaleToken
 from backend.llumlet.flights import Flights
@@ -42,6 +44,8 @@ class Routes:
         choices: Choices,
         reporter: Reporter,
         metrics: LlumletMetrics,
+        drain: Drain,
+        evacuation: Evacuation,
     ) -> None:
         self._flights = flights
         self._arrivals = arrivals
@@ -51,6 +55,8 @@ class Routes:
         self._fence = Fence()
         self._reporter = reporter
         self._metrics = metrics
+        self._drain = drain
+        self._evacuation = evacuation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -80,6 +86,13 @@ class Routes:
                 return await self._choose(await _read_json(receive))
             case "POST", "fence":
                 return self._raise_fence(await _read_json(receive))
+            case "GET", "drain":
+                return self._describe_drain()
+            case "POST", "drain":
+                self._drain.begin()
+                return self._describe_drain()
+            case "POST", "undrain":
+                return self._take_back()
         return Reply.error(404, f"There is no {scope['method']} {scope['path']} here.", code="not_found")
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,6 +139,22 @@ class Routes:
             self._fence.pass_through(token)
         except StaleToken as error:
             raise Reply.error(409, f"{error}.", code="stale_token") from None
+
+    def _take_back(self) -> Reply:
+        if not self._drain.take_back():
+            return Reply.error(409, "This instance is about to stop.", code="instance_leaving")
+        return self._describe_drain()
+
+    def _describe_drain(self) -> Reply:
+        here = {exchange.flight.leg for exchange in self._flights} | self._arrivals.legs
+        return Reply.json(
+            {
+                "state": self._drain.state.value,
+                "elapsed_s": round(self._drain.elapsed_s, 3),
+                "remaining": len(here),
+                "requests": [asdict(departed) for departed in self._evacuation.departed],
+            }
+        )
 
     def _render_metrics(self) -> Reply:
         self._metrics.flights.set(len(self._flights))

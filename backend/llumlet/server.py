@@ -22,10 +22,10 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called for SIGINT and SIGTERM, between two bytecodes of the main thread."""
-        if self._loop is None or self._drain.draining:
+        if self._loop is None or self._drain.leaving:
             super().handle_exit(sig, frame)
         else:
-            self._loop.call_soon_threadsafe(self._drain.begin)
+            self._loop.call_soon_threadsafe(self._drain.leave)
 
     def stop(self) -> None:
         """Leave the main loop: stop listening, close connections, shut the app down."""

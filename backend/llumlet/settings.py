@@ -88,7 +88,12 @@ class LlumletSettings(BaseSettings):
     )
 
     drain_deadline_s: float = Field(
-        default=30.0, ge=0, description="Seconds that running requests get to end or move away after SIGTERM before they are cut."
+        default=30.0, ge=0, description="Seconds that running requests get to move away or end after SIGTERM before they are given up."
+    )
+    drain_retry_s: float = Field(
+        default=0.25,
+        gt=0,
+        description="Seconds until a request that could not move away from a draining instance is tried again; doubled up to four times.",
     )
     drain_retry_after_s: int = Field(default=1, ge=0, description="Retry-After, in seconds, of a request refused while draining.")
     shutdown_timeout_s: float = Field(default=3.0, ge=0, description="Seconds that open connections get to close once drained.")

@@ -8,7 +8,7 @@ import pytest
 
 from backend.llumlet.app import build
 from backend.llumlet.settings import LlumletSettings
-from backend.llumlet.wire import moved_event
+from backend.llumlet.wire import lost_event, moved_event
 from backend.registry.instance import InstanceState
 from backend.registry.memory import MemoryStore
 from migration.errors import Refused
@@ -30,7 +30,7 @@ async def wait_state(backend: Backend, wanted: InstanceState) -> None:
 async def test_an_idle_backend_is_drained_at_once() -> None:
     async with running_backend() as backend:
         await wait_state(backend, InstanceState.READY)
-        backend.app.drain.begin()
+        backend.app.drain.leave()
         async with asyncio.timeout(5):
             await backend.stopped.wait()
     assert await backend.store.sightings() == []
@@ -40,7 +40,7 @@ async def test_an_idle_backend_is_drained_at_once() -> None:
 async def test_new_requests_are_refused_and_running_ones_end_in_peace() -> None:
     async with running_backend(report_heartbeat_s=1000.0, drain_retry_after_s=3) as backend, backend.chat() as running:
         await running.until(event(""))
-        backend.app.drain.begin()
+        backend.app.drain.leave()
         await wait_state(backend, InstanceState.DRAINING)
         async with backend.chat(request="S") as refused:
             answer = await refused.rest()
@@ -60,7 +60,7 @@ async def test_new_requests_are_refused_and_running_ones_end_in_peace() -> None:
 async def test_a_request_that_moves_away_lets_the_drain_end() -> None:
     async with running_backend() as backend, backend.chat() as running:
         await running.until(event(""))
-        backend.app.drain.begin()
+        backend.app.drain.leave()
         backend.exchange("R").hand_over(moved_event(1))
         assert (await running.rest()).endswith(moved_event(1))
         async with asyncio.timeout(5):
@@ -71,7 +71,7 @@ async def test_an_arrived_stream_must_be_read_before_the_drain_ends() -> None:
     async with running_backend() as backend:
         await backend.arrivals.admit(prepare(1))
         backend.arrivals.finish(prepare().leg)
-        backend.app.drain.begin()
+        backend.app.drain.leave()
         backend.engine.feed(None)
         await wait_until(lambda: backend.engine.closed)
         for _ in range(10):
@@ -83,13 +83,14 @@ async def test_an_arrived_stream_must_be_read_before_the_drain_ends() -> None:
             await backend.stopped.wait()
 
 
-async def test_the_deadline_ends_a_drain_that_does_not_end() -> None:
+async def test_the_deadline_gives_up_what_still_runs_and_says_so() -> None:
     async with running_backend(drain_deadline_s=0.05) as backend, backend.chat() as running:
         await running.until(event(""))
-        backend.app.drain.begin()
+        backend.app.drain.leave()
+        assert (await running.rest()).endswith(lost_event("drained"))
         async with asyncio.timeout(5):
             await backend.stopped.wait()
-        assert len(backend.engine.flights) == 1
+        assert backend.engine.flights == {}
 
 
 async def test_a_background_task_that_dies_stops_the_backend() -> None:

@@ -1,0 +1,1 @@
+"""Launchers: what starts and stops backends for the gateways, behind one small HTTP API."""

@@ -1,0 +1,57 @@
+"""What scaling is made of in one gateway."""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from backend.registry.store import InstanceStore
+from gateway.events import EventFeed
+from gateway.ledger import Ledger
+from gateway.scaling.hand import Hand, Limits
+from gateway.scaling.http_launcher import HttpLauncher
+from gateway.scaling.llumlets import Llumlets
+from gateway.scaling.operations import Operations
+from gateway.scaling.tenure import Tenure
+from gateway.scaling.worker import LEASE, Worker
+from gateway.settings import GatewaySettings
+from gateway.upstream import Upstream
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingParts:
+    """`launcher` and `worker` None: no launcher is set, instances come and go by other hands."""
+
+    operations: Operations
+    llumlets: Llumlets
+    launcher: HttpLauncher | None
+    worker: Worker | None
+
+
+def build_scaling(
+    settings: GatewaySettings, store: InstanceStore, upstream: Upstream, ledger: Ledger, events: EventFeed, clock: Callable[[], float]
+) -> ScalingParts:
+    """Wire the parts."""
+    operations = Operations(
+        store.records,
+        keep_s=settings.operation_ttl_s,
+        store_timeout_s=settings.store_timeout_s,
+        now=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
+        new_name=lambda prefix: f"{prefix}-{secrets.token_hex(4)}",
+    )
+    llumlets = Llumlets(upstream, settings.admin_timeout_s)
+    if not settings.launcher_url:
+        return ScalingParts(operations, llumlets, None, None)
+    token = settings.launcher_token.get_secret_value() if settings.launcher_token else None
+    launcher = HttpLauncher(upstream, settings.launcher_url, token, settings.launcher_timeout_s)
+    limits = Limits(
+        start_s=settings.scale_start_timeout_s,
+        drain_s=settings.scale_drain_timeout_s,
+        retry_s=settings.scale_retry_s,
+        max_retry_s=settings.scale_max_retry_s,
+        attempts=settings.scale_attempts,
+    )
+    tenure = Tenure(store.leases, LEASE, settings.gateway_id, ttl_s=settings.lease_ttl_s, store_timeout_s=settings.store_timeout_s)
+    hand = Hand(launcher, llumlets, limits, clock)
+    worker = Worker(operations, tenure, hand, launcher, ledger, events, settings.operations_interval_s)
+    return ScalingParts(operations, llumlets, launcher, worker)
