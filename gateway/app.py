@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime
 from random import Random
 from typing import TypedDict
@@ -14,6 +14,7 @@ from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 
+from backend.peers.signer import Signer
 from backend.registry.memory import MemoryStore
 from backend.registry.redis import RedisStore
 from backend.registry.store import InstanceStore
@@ -43,7 +44,7 @@ def build_app(settings: GatewaySettings, store: InstanceStore | None = None, pol
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[State]:
-        async with _store_of(settings, store) as shared, Upstream.open(settings.connect_timeout_s) as upstream:
+        async with _store_of(settings, store) as shared, _open_upstream(settings) as upstream:
             parts = compose(settings, shared, upstream, policy or LeastLoaded())
             async with asyncio.TaskGroup() as tasks:
                 keepers = [tasks.create_task(parts.ledger.keep()), tasks.create_task(parts.watch.keep())]
@@ -71,6 +72,10 @@ def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream,
     watch = InstanceWatch(ledger, events)
     started_s = int(datetime.now(UTC).timestamp())
     return Composition(settings, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, clock, started_s)
+
+
+def _open_upstream(settings: GatewaySettings) -> AbstractAsyncContextManager[Upstream]:
+    return Upstream.open(settings.connect_timeout_s, Signer(settings.fleet_secrets))
 
 
 @asynccontextmanager

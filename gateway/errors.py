@@ -17,6 +17,7 @@ GatewayError
 │   ├── UpstreamBroken        the connection ended before the answer did
 │   ├── UpstreamSilent        a deadline passed
 │   ├── UpstreamRefused       it answered with a 5xx, which is passed on if nobody else can help
+│   ├── UpstreamUntrusted     it and this gateway do not share a secret
 │   └── StreamGap             a moved stream does not go on where the first part ended
 ├── NoInstance           503  nobody to send the request to right now
 ├── ShuttingDown         503  the gateway stops, and the request took longer than its grace
@@ -157,6 +158,12 @@ class UpstreamSilent(UpstreamFailed):
     """The instance said nothing within its deadline."""
 
     code = "instance_silent"
+
+
+class UpstreamUntrusted(UpstreamFailed):
+    """The instance turned this gateway away, or did not prove that it belongs to the fleet."""
+
+    code = "instance_untrusted"
 
 
 class StreamGap(UpstreamFailed):

@@ -20,6 +20,7 @@ from backend.engine.base import Engine
 from backend.llumlet.arrival import Arrivals
 from backend.llumlet.drain import Drain
 from backend.llumlet.flights import Flights
+from backend.llumlet.guard import Guard
 from backend.llumlet.link import Links
 from backend.llumlet.metrics import LlumletMetrics
 from backend.llumlet.middleware import Llumlet
@@ -62,7 +63,7 @@ class BackendApp:
         self._store = store
         self._stop = stop
         self._clock = clock
-        self._llumlet: Llumlet | None = None
+        self._front: Guard | None = None
         self.flights = Flights()
         self.arrivals: Arrivals | None = None
         self.drain = Drain(deadline_s=settings.drain_deadline_s, retry_after_s=settings.drain_retry_after_s)
@@ -72,8 +73,8 @@ class BackendApp:
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
             return
-        assert self._llumlet is not None, "served before its lifespan began"
-        await self._llumlet(scope, receive, send)
+        assert self._front is not None, "served before its lifespan began"
+        await self._front(scope, receive, send)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
@@ -117,7 +118,8 @@ class BackendApp:
             routes = Routes(
                 flights=flights, arrivals=arrivals, receptions=receptions, migrations=migrations, reporter=reporter, metrics=metrics
             )
-            self._llumlet = Llumlet(engine, settings, flights=flights, routes=routes, drain=self.drain)
+            llumlet = Llumlet(engine, settings, flights=flights, routes=routes, drain=self.drain)
+            self._front = Guard(llumlet, settings)
             background = [
                 tasks.create_task(reporter.run()),
                 tasks.create_task(self._drain(reporter, flights, arrivals)),
