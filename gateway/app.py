@@ -19,6 +19,9 @@ from backend.registry.memory import MemoryStore
 from backend.registry.redis import RedisStore
 from backend.registry.store import InstanceStore
 from gateway import routes
+from gateway.access.gate import Gate
+from gateway.access.keyfile import KeyFile
+from gateway.access.limiter import Limiter
 from gateway.admin.router import admin_router
 from gateway.composition import Composition
 from gateway.dispatcher import Dispatcher
@@ -26,6 +29,7 @@ from gateway.errors import GatewayError, MalformedBody, MethodNotAllowed, NotFou
 from gateway.events import EventFeed
 from gateway.ledger import Ledger
 from gateway.metrics import Metrics
+from gateway.openai import TIERS
 from gateway.policy.dispatch import DispatchPolicy, LeastLoaded
 from gateway.request_ids import RequestIds
 from gateway.settings import GatewaySettings
@@ -40,14 +44,21 @@ class State(TypedDict):
 
 
 def build_app(settings: GatewaySettings, store: InstanceStore | None = None, policy: DispatchPolicy | None = None) -> FastAPI:
-    """The gateway as an ASGI app. A store that is given stays the caller's; else the one in the settings is opened and closed here."""
+    """The gateway as an ASGI app. A store that is given stays the caller's; else the one in the settings is opened and closed here.
+
+    Raises BadKeys.
+    """
+
+    keys = open_keys(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[State]:
         async with _store_of(settings, store) as shared, _open_upstream(settings) as upstream:
-            parts = compose(settings, shared, upstream, policy or LeastLoaded())
+            parts = compose(settings, shared, upstream, policy or LeastLoaded(), keys)
             async with asyncio.TaskGroup() as tasks:
                 keepers = [tasks.create_task(parts.ledger.keep()), tasks.create_task(parts.watch.keep())]
+                if keys is not None:
+                    keepers.append(tasks.create_task(keys.keep()))
                 yield {"composition": parts}
                 for keeper in keepers:
                     keeper.cancel()
@@ -62,7 +73,9 @@ def build_app(settings: GatewaySettings, store: InstanceStore | None = None, pol
     return app
 
 
-def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream, policy: DispatchPolicy) -> Composition:
+def compose(
+    settings: GatewaySettings, store: InstanceStore, upstream: Upstream, policy: DispatchPolicy, keys: KeyFile | None
+) -> Composition:
     """Wire the parts."""
     clock = time.monotonic  # the event loop's own may tick in whole milliseconds
     metrics = Metrics(CollectorRegistry())
@@ -70,8 +83,19 @@ def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream,
     dispatcher = Dispatcher(ledger, policy, settings, clock, Random())
     events = EventFeed(settings.max_queued_events)
     watch = InstanceWatch(ledger, events)
+    limiter = Limiter(store.rates, clock, timeout_s=settings.store_timeout_s, retry_s=settings.store_retry_s)
+    gate = Gate(keys, limiter, TIERS, settings.max_streams)
     started_s = int(datetime.now(UTC).timestamp())
-    return Composition(settings, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, clock, started_s)
+    return Composition(settings, gate, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, clock, started_s)
+
+
+def open_keys(settings: GatewaySettings) -> KeyFile | None:
+    """The API keys in force; None if nobody needs one. Raises BadKeys."""
+    if settings.api_keys_file is None:
+        return None
+    keys = KeyFile(settings.api_keys_file, settings.api_keys_poll_s)
+    keys.open()
+    return keys
 
 
 def _open_upstream(settings: GatewaySettings) -> AbstractAsyncContextManager[Upstream]:

@@ -2,6 +2,7 @@
 
 import ipaddress
 import secrets
+from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -32,6 +33,15 @@ class GatewaySettings(BaseSettings):
         default_factory=lambda: f"g-{secrets.token_hex(3)}", min_length=1, description="Name of this replica in claims; random if unset."
     )
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$", description="Least severe level that is logged.")
+
+    api_keys_file: Path | None = Field(
+        default=None,
+        description="File of API keys, made by `midstream keys add`. Unset: nobody needs a key. Changes are seen by themselves.",
+    )
+    api_keys_poll_s: float = Field(default=1.0, gt=0, description="Seconds between two looks at the file of API keys.")
+    max_streams: int = Field(
+        default=0, ge=0, description="Requests served at the same time by one gateway, at most; then 503. 0: no limit."
+    )
 
     max_body_bytes: int = Field(default=64 * 2**20, gt=0, description="Bytes of a request body, at most; more is answered 413.")
     max_answer_bytes: int = Field(
