@@ -46,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_gateway(commands)
     add_backend(commands)
     add_launcher(commands)
+    add_keys(commands)
     add_bench(commands)
     add_simulate(commands)
     add_plan(commands)
@@ -100,6 +101,25 @@ def add_launcher(commands: Commands) -> None:
     parser.add_argument("--backend-host", default="127.0.0.1", metavar="HOST", help="address of the backends (default: %(default)s)")
     parser.add_argument("--redis", metavar="URL", help="shared Redis (default: MIDSTREAM_REDIS_URL)")
     parser.set_defaults(run=run_launcher)
+
+
+def add_keys(commands: Commands) -> None:
+    description = "Make, list and remove API keys. Gateways see a change of the file by themselves."
+    parser = commands.add_parser("keys", help="manage API keys", description=description)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    add = actions.add_parser("add", help="make a key, and print it")
+    add.add_argument("name", metavar="NAME", help="what it is called in the list")
+    add.add_argument("--model", action="append", metavar="MODEL", help="a model it is for; may be repeated (default: all)")
+    add.add_argument("--highest-tier", metavar="TIER", help="highest tier it may ask for (default: any)")
+    add.add_argument("--requests-per-minute", type=positive, metavar="N", help="default: no limit")
+    add.add_argument("--tokens-per-minute", type=positive, metavar="N", help="prompts and answers together (default: no limit)")
+    listing = actions.add_parser("list", help="what keys there are")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    remove = actions.add_parser("remove", help="make a key useless")
+    remove.add_argument("name", metavar="NAME", help="its name in the list")
+    for action in (add, listing, remove):
+        action.add_argument("--file", metavar="FILE", help="default: MIDSTREAM_API_KEYS_FILE")
+    parser.set_defaults(run=run_keys)
 
 
 def add_bench(commands: Commands) -> None:
@@ -193,6 +213,12 @@ def backend_arguments(options: argparse.Namespace) -> list[str]:
         if value is not None:
             arguments += [flag, value]
     return [*arguments, "--", *options.passed_on] if options.passed_on else arguments
+
+
+def run_keys(options: argparse.Namespace) -> int:
+    from deploy import keys
+
+    return keys.run(options)
 
 
 def run_launcher(options: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import uvicorn
 
+from gateway.access.keys import BadKeys
 from gateway.app import build_app
 from gateway.settings import GatewaySettings
 
@@ -14,8 +15,12 @@ from gateway.settings import GatewaySettings
 def run(settings: GatewaySettings) -> None:
     """Serve until SIGINT or SIGTERM: then accept nothing new, let running requests end within their grace, and return."""
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        app = build_app(settings)
+    except BadKeys as error:
+        sys.exit(f"error: {settings.api_keys_file}: {error}")
     config = uvicorn.Config(
-        build_app(settings),
+        app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime
 from random import Random
 from typing import TypedDict
@@ -14,10 +14,14 @@ from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 
+from backend.peers.signer import Signer
 from backend.registry.memory import MemoryStore
 from backend.registry.redis import RedisStore
 from backend.registry.store import InstanceStore
 from gateway import routes
+from gateway.access.gate import Gate
+from gateway.access.keyfile import KeyFile
+from gateway.access.limiter import Limiter
 from gateway.admin.router import admin_router
 from gateway.composition import Composition
 from gateway.dispatcher import Dispatcher
@@ -25,6 +29,7 @@ from gateway.errors import GatewayError, MalformedBody, MethodNotAllowed, NotFou
 from gateway.events import EventFeed
 from gateway.ledger import Ledger
 from gateway.metrics import Metrics
+from gateway.openai import TIERS
 from gateway.policy.config import MidstreamPolicy, Policy
 from gateway.policy.dispatch import DispatchPolicy, LeastLoaded
 from gateway.policy.tier import Tiers
@@ -50,12 +55,14 @@ def build_app(
 ) -> FastAPI:
     """The gateway as an ASGI app. A store that is given stays the caller's; else the one in the settings is opened and closed here.
 
-    `policy` places requests; `moving` says how they are moved once they run."""
+    `policy` places requests; `moving` says how they are moved once they run. Raises BadKeys.
+    """
+    keys = open_keys(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[State]:
-        async with _store_of(settings, store) as shared, Upstream.open(settings.connect_timeout_s) as upstream:
-            parts = compose(settings, shared, upstream, policy or LeastLoaded())
+        async with _store_of(settings, store) as shared, _open_upstream(settings) as upstream:
+            parts = compose(settings, shared, upstream, policy or LeastLoaded(), keys)
             async with asyncio.TaskGroup() as tasks:
                 keepers = [tasks.create_task(parts.ledger.keep()), tasks.create_task(parts.watch.keep())]
                 if settings.rebalance:
@@ -63,6 +70,8 @@ def build_app(
                     keepers.append(tasks.create_task(rebalancer.keep()))
                 if parts.scaling.worker is not None:
                     keepers.append(tasks.create_task(parts.scaling.worker.keep()))
+                if keys is not None:
+                    keepers.append(tasks.create_task(keys.keep()))
                 yield {"composition": parts}
                 for keeper in keepers:
                     keeper.cancel()
@@ -77,7 +86,9 @@ def build_app(
     return app
 
 
-def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream, policy: DispatchPolicy) -> Composition:
+def compose(
+    settings: GatewaySettings, store: InstanceStore, upstream: Upstream, policy: DispatchPolicy, keys: KeyFile | None
+) -> Composition:
     """Wire the parts."""
     clock = time.monotonic  # the event loop's own may tick in whole milliseconds
     metrics = Metrics(CollectorRegistry())
@@ -86,8 +97,23 @@ def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream,
     events = EventFeed(settings.max_queued_events)
     watch = InstanceWatch(ledger, events)
     scaling = build_scaling(settings, store, upstream, ledger, events, clock)
+    limiter = Limiter(store.rates, clock, timeout_s=settings.store_timeout_s, retry_s=settings.store_retry_s)
+    gate = Gate(keys, limiter, TIERS, settings.max_streams)
     started_s = int(datetime.now(UTC).timestamp())
-    return Composition(settings, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, scaling, clock, started_s)
+    return Composition(settings, gate, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, scaling, clock, started_s)
+
+
+def open_keys(settings: GatewaySettings) -> KeyFile | None:
+    """The API keys in force; None if nobody needs one. Raises BadKeys."""
+    if settings.api_keys_file is None:
+        return None
+    keys = KeyFile(settings.api_keys_file, settings.api_keys_poll_s)
+    keys.open()
+    return keys
+
+
+def _open_upstream(settings: GatewaySettings) -> AbstractAsyncContextManager[Upstream]:
+    return Upstream.open(settings.connect_timeout_s, Signer(settings.fleet_secrets))
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from starlette.types import Scope
 
+from gateway.access.gate import Gate
 from gateway.dispatcher import Dispatcher
 from gateway.events import EventFeed
 from gateway.ledger import Ledger
@@ -21,6 +22,7 @@ class Composition:
     """The parts, wired. `started_s` is the wall-clock second the gateway started; `clock` is monotonic, in seconds."""
 
     settings: GatewaySettings
+    gate: Gate
     ledger: Ledger
     dispatcher: Dispatcher
     upstream: Upstream

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from starlette.types import Receive, Send
 
-from gateway.errors import BodyTimeout, BodyTooLarge, ClientLeft, GatewayError, RawHeaders
+from gateway.errors import REASON_HEADER, BodyTimeout, BodyTooLarge, ClientLeft, GatewayError, RawHeaders
 from gateway.headers import answer_headers
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -88,6 +88,7 @@ class Downstream:
         if self.started:
             await self.finish(error.events())
         else:
+            self.ours += [(name, value) for name, value in error.headers() if name == REASON_HEADER]  # the others pass by themselves
             await self.answer(error.status, error.headers(), error.body())
 
     async def _send_head(self, status: int, headers: RawHeaders) -> None:

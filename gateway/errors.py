@@ -4,6 +4,9 @@ GatewayError
 ├── MalformedBody        400  not JSON, or not an object
 ├── MalformedOrder       400  an admin order that makes no sense
 ├── Unauthorized         401  /admin without its token
+├── BadApiKey            401  no API key, or an unknown one
+├── ModelNotAllowed      403  the API key is not for that model
+├── TierNotAllowed       403  ... or not for that tier
 ├── AdminClosed          403  /admin without a token set, on an address others can reach
 ├── NotFound             404  no such route
 │   ├── ModelNotFound    404  no instance serves the model
@@ -12,14 +15,17 @@ GatewayError
 ├── BodyTimeout          408  the client did not send its body in time
 ├── NoOtherInstance      409  nowhere to move to
 ├── BodyTooLarge         413
+├── RateLimited          429  the API key has used up its requests or tokens
 ├── UpstreamFailed       502  an instance could not be used, or failed in mid-answer
 │   ├── UpstreamUnreachable   no connection
 │   ├── UpstreamBroken        the connection ended before the answer did
 │   ├── UpstreamSilent        a deadline passed
 │   ├── UpstreamDeclined      an order to it, or a question, was answered with an error
 │   ├── UpstreamRefused       it answered with a 5xx, which is passed on if nobody else can help
+│   ├── UpstreamUntrusted     it and this gateway do not share a secret
 │   └── StreamGap             a moved stream does not go on where the first part ended
 ├── NoInstance           503  nobody to send the request to right now
+├── TooManyStreams       503  as many requests are being served as may be
 ├── ShuttingDown         503  the gateway stops, and the request took longer than its grace
 └── FirstByteTimeout     504  no answer within the deadline over all attempts
 
@@ -30,6 +36,10 @@ import json
 from collections.abc import Sequence
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
+
+
+REASON_HEADER = b"x-midstream-reason"
+"""On every 429 and 503 of ours: why, in one word."""
 
 
 class ClientLeft(Exception):
@@ -63,6 +73,7 @@ class GatewayError(Exception):
         headers = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
+            headers.append((REASON_HEADER, self.reason.encode()))
         return headers
 
     def events(self) -> bytes:
@@ -86,6 +97,24 @@ class Unauthorized(GatewayError):
     """The admin token is missing or wrong."""
 
     status, type, code = 401, "authentication_error", "invalid_admin_token"
+
+
+class BadApiKey(GatewayError):
+    """No API key, or one that is not known."""
+
+    status, type, code = 401, "authentication_error", "invalid_api_key"
+
+
+class ModelNotAllowed(GatewayError):
+    """The API key is not for that model."""
+
+    status, type, code = 403, "permission_error", "model_not_allowed"
+
+
+class TierNotAllowed(GatewayError):
+    """The API key is not for so high a tier."""
+
+    status, type, code = 403, "permission_error", "tier_not_allowed"
 
 
 class AdminClosed(GatewayError):
@@ -136,6 +165,21 @@ class BodyTooLarge(GatewayError):
     status, type, code = 413, "invalid_request_error", "body_too_large"
 
 
+class RateLimited(GatewayError):
+    """The API key has used up what it may use for now. `reason`: key_requests or key_tokens."""
+
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, reason: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self._reason = reason
+        self.retry_after_s = retry_after_s
+
+    @property
+    def reason(self) -> str:
+        return self._reason
+
+
 class UpstreamFailed(GatewayError):
     """An instance could not be used or failed in mid-answer."""
 
@@ -168,6 +212,12 @@ class UpstreamDeclined(UpstreamFailed):
         self.answered = answered
 
 
+class UpstreamUntrusted(UpstreamFailed):
+    """The instance turned this gateway away, or did not prove that it belongs to the fleet."""
+
+    code = "instance_untrusted"
+
+
 class StreamGap(UpstreamFailed):
     """A moved stream does not go on where the part already shown ended."""
 
@@ -196,6 +246,13 @@ class NoInstance(GatewayError):
     """No instance can take the request right now."""
 
     status, type, code = 503, "service_unavailable", "no_instance"
+    retry_after_s = 1
+
+
+class TooManyStreams(GatewayError):
+    """This gateway serves as many requests as it may."""
+
+    status, type, code = 503, "service_unavailable", "too_many_streams"
     retry_after_s = 1
 
 

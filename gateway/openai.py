@@ -21,6 +21,8 @@ class BodyFields:
     n: int
     prompt_tokens: int
     """An estimate of the prompt's length."""
+    max_output_tokens: int = 0
+    """What the answer may have, all choices together, as far as the body says; 0 if it does not."""
 
 
 def read_body(body: bytes) -> BodyFields:
@@ -32,11 +34,13 @@ def read_body(body: bytes) -> BodyFields:
     if not isinstance(raw, dict):
         raise MalformedBody("The body is not a JSON object.")
     model, n = raw.get("model"), raw.get("n")
+    choices = n if isinstance(n, int) else 1
     return BodyFields(
         model=model if isinstance(model, str) else None,
         stream=raw.get("stream") is True,
-        n=n if isinstance(n, int) else 1,
+        n=choices,
         prompt_tokens=_prompt_tokens(raw),
+        max_output_tokens=_max_output_tokens(raw) * max(1, choices),
     )
 
 
@@ -49,6 +53,11 @@ def read_tier(priority: str | None) -> tuple[str, str | None]:
         return wanted, None
     shown = "".join(c for c in wanted if c.isascii() and c.isprintable())[:40]
     return DEFAULT_TIER, f"unknown priority '{shown}', served as {DEFAULT_TIER}; known: {', '.join(TIERS)}"
+
+
+def _max_output_tokens(raw: dict[str, object]) -> int:
+    stated = raw.get("max_completion_tokens", raw.get("max_tokens"))
+    return max(0, stated) if isinstance(stated, int) else 0
 
 
 def _prompt_tokens(raw: dict[str, object]) -> int:

@@ -16,6 +16,7 @@ from enum import Enum, auto
 
 from starlette.types import Scope
 
+from gateway.access.caller import Caller
 from gateway.attachment import Attachment
 from gateway.composition import Composition
 from gateway.control import Answer, Control, ControlError, Head, Kept, Lost, Moved, Moving, parse_control
@@ -57,10 +58,11 @@ class Turn(Enum):
 class Relay:
     """One request, from its first byte to its last."""
 
-    def __init__(self, parts: Composition, scope: Scope, client: Downstream) -> None:
+    def __init__(self, parts: Composition, scope: Scope, client: Downstream, caller: Caller) -> None:
         self._parts = parts
         self._settings = parts.settings
         self._client = client
+        self._caller = caller
         self._raw_headers = tuple(scope["headers"])
         query = scope["query_string"]
         self._target = scope["path"] + (f"?{query.decode('latin-1')}" if query else "")
@@ -79,6 +81,11 @@ class Relay:
         self.tier, self._tier_note = read_tier(find_header(self._raw_headers, b"priority"))
         self.outcome = "failed"
 
+    @property
+    def used_tokens(self) -> int:
+        """What the request has cost so far: nothing until it has an answer, then its prompt (an estimate) and what has been relayed."""
+        return self._fields.prompt_tokens + self._transcript.tokens if self._client.started and self._transcript.tokens else 0
+
     # ------------------------------------------------------------------ admit, place, watch
 
     async def serve(self) -> None:
@@ -88,6 +95,7 @@ class Relay:
             declared = find_header(self._raw_headers, b"content-length")
             self._body = await self._client.read_body(declared, settings.max_body_bytes, settings.body_timeout_s)
             self._fields: BodyFields = read_body(self._body)
+            await self._caller.admit(self._fields.model, self.tier, self._fields.prompt_tokens + self._fields.max_output_tokens)
             self._request = self._issue_id()
             place = self._parts.ledger.place(self._request, self.tier, self._fields.prompt_tokens)
             async with place as self._place, asyncio.TaskGroup() as self._tasks:

@@ -9,10 +9,13 @@ from fastapi.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gateway.composition import composition_of
+from gateway.access.caller import Caller
+from gateway.composition import Composition, composition_of
 from gateway.downstream import Downstream
 from gateway.errors import GatewayError, ModelNotFound, ShuttingDown
+from gateway.headers import find_header
 from gateway.metrics import CONTENT_TYPE
+from gateway.openai import read_tier
 from gateway.policy.view import ClusterView, ViewState
 from gateway.relay import Relay
 
@@ -32,8 +35,13 @@ class RelayEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         parts = composition_of(scope)
         client = Downstream(receive, send, parts.clock)
-        relay = Relay(parts, scope, client)
         arrived_s = parts.clock()
+        with contextlib.ExitStack() as place:
+            caller = await _admit(parts, scope, client, place)
+            if caller is not None:
+                await self._relay(parts, client, Relay(parts, scope, client, caller), caller, arrived_s)
+
+    async def _relay(self, parts: Composition, client: Downstream, relay: Relay, caller: Caller, arrived_s: float) -> None:
         try:
             await relay.serve()
         except asyncio.CancelledError:
@@ -49,6 +57,21 @@ class RelayEndpoint:
         finally:
             parts.metrics.requests.labels(relay.tier, relay.outcome).inc()
             parts.metrics.duration_s.labels(relay.tier).observe(parts.clock() - arrived_s)
+            await caller.settle(relay.used_tokens)
+
+
+async def _admit(parts: Composition, scope: Scope, client: Downstream, place: contextlib.ExitStack) -> Caller | None:
+    """Who asks, in his place among the requests that are served; None if he was turned away, before his body was read."""
+    try:
+        caller = parts.gate.identify(scope)
+        place.enter_context(parts.gate.occupied())
+        await caller.begin()
+    except GatewayError as error:
+        tier, _ = read_tier(find_header(scope["headers"], b"priority"))
+        parts.metrics.requests.labels(tier, error.reason).inc()
+        await client.fail(error)
+        return None
+    return caller
 
 
 def relayed_routes() -> list[Route]:
@@ -58,19 +81,22 @@ def relayed_routes() -> list[Route]:
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> JSONResponse:
-    """The models of all instances, merged."""
+    """The models of all instances that are for the caller, merged."""
     parts = composition_of(request.scope)
+    caller = parts.gate.identify(request.scope)
     cluster = await parts.ledger.view(0.0)
-    return JSONResponse({"object": "list", "data": _model_cards(cluster, parts.started_s)})
+    cards = [card for card in _model_cards(cluster, parts.started_s) if caller.may_see(str(card["id"]))]
+    return JSONResponse({"object": "list", "data": cards})
 
 
 @router.get("/v1/models/{model:path}")
 async def show_model(request: Request, model: str) -> JSONResponse:
     """One model."""
     parts = composition_of(request.scope)
+    caller = parts.gate.identify(request.scope)
     cluster = await parts.ledger.view(0.0)
     for card in _model_cards(cluster, parts.started_s):
-        if card["id"] == model:
+        if card["id"] == model and caller.may_see(model):
             return JSONResponse(card)
     raise ModelNotFound(f"The model '{model}' does not exist.", param="model")
 

@@ -2,9 +2,12 @@
 
 import ipaddress
 import secrets
+from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from backend.peers.signature import Secrets, read_secrets
 
 
 class GatewaySettings(BaseSettings):
@@ -21,10 +24,24 @@ class GatewaySettings(BaseSettings):
     admin_token: SecretStr | None = Field(
         default=None, description="Bearer token for /admin. Unset: /admin works only when the gateway listens on loopback."
     )
+    fleet_secret: SecretStr | None = Field(
+        default=None,
+        description="Secret with which gateways and backends sign what they ask each other, at least 16 bytes, the same for all. Several, "
+        "separated by commas: the first signs, all are accepted. Unset: /midstream/* is for processes of the same machine.",
+    )
     gateway_id: str = Field(
         default_factory=lambda: f"g-{secrets.token_hex(3)}", min_length=1, description="Name of this replica in claims; random if unset."
     )
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$", description="Least severe level that is logged.")
+
+    api_keys_file: Path | None = Field(
+        default=None,
+        description="File of API keys, made by `midstream keys add`. Unset: nobody needs a key. Changes are seen by themselves.",
+    )
+    api_keys_poll_s: float = Field(default=1.0, gt=0, description="Seconds between two looks at the file of API keys.")
+    max_streams: int = Field(
+        default=0, ge=0, description="Requests served at the same time by one gateway, at most; then 503. 0: no limit."
+    )
 
     max_body_bytes: int = Field(default=64 * 2**20, gt=0, description="Bytes of a request body, at most; more is answered 413.")
     max_answer_bytes: int = Field(
@@ -102,6 +119,17 @@ class GatewaySettings(BaseSettings):
     scale_attempts: int = Field(default=5, ge=1, description="Attempts to start or to stop an instance before its operation fails.")
 
     shutdown_grace_s: float = Field(default=30.0, ge=0, description="Seconds running requests get to finish when the gateway stops.")
+
+    @field_validator("fleet_secret")
+    @classmethod
+    def _check_secret(cls, secret: SecretStr | None) -> SecretStr | None:
+        read_secrets(secret.get_secret_value() if secret else "")
+        return secret
+
+    @property
+    def fleet_secrets(self) -> Secrets:
+        """Those to sign with and to accept; empty if none is set."""
+        return read_secrets(self.fleet_secret.get_secret_value() if self.fleet_secret else "")
 
     @property
     def admin_secret(self) -> str | None:

@@ -10,7 +10,16 @@ from typing import Self
 import aiohttp
 from yarl import URL
 
-from gateway.errors import RawHeaders, UpstreamBroken, UpstreamDeclined, UpstreamFailed, UpstreamSilent, UpstreamUnreachable
+from backend.peers.signer import Signer
+from gateway.errors import (
+    RawHeaders,
+    UpstreamBroken,
+    UpstreamDeclined,
+    UpstreamFailed,
+    UpstreamSilent,
+    UpstreamUnreachable,
+    UpstreamUntrusted,
+)
 from migration.leg import Leg
 
 IDLE_CONNECTION_S = 3.0
@@ -62,12 +71,13 @@ class UpstreamResponse:
 class Upstream:
     """Opens answers at instances. Never follows redirects, keeps no cookies, limits no number of connections."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(self, session: aiohttp.ClientSession, signer: Signer) -> None:
         self._session = session
+        self._signer = signer
 
     @staticmethod
     @asynccontextmanager
-    async def open(connect_timeout_s: float) -> AsyncIterator["Upstream"]:
+    async def open(connect_timeout_s: float, signer: Signer | None = None) -> AsyncIterator["Upstream"]:
         """The client, while it lasts. Answers have no deadline of the client's: whoever waits for them sets one."""
         trace = aiohttp.TraceConfig()
         trace.on_connection_reuseconn.append(_note_reuse)
@@ -79,7 +89,7 @@ class Upstream:
             skip_auto_headers=_OURS_TO_SET,
             trace_configs=[trace],
         ) as session:
-            yield Upstream(session)
+            yield Upstream(session, signer or Signer(()))
 
     async def post(self, url: str, target: str, headers: RawHeaders, body: bytes) -> UpstreamResponse:
         """Send a request to `url` (an instance) at `target` (path and query, as they came). Returns at the answer's head."""
@@ -117,18 +127,25 @@ class Upstream:
 
     async def _request(self, method: str, url: str, headers: RawHeaders, body: bytes | None) -> UpstreamResponse:
         """A pooled connection may have been closed by the other side just now: that says nothing about the instance, so try anew."""
-        named = [(_text(name), _text(value)) for name, value in headers]
         while True:
+            signed = self._signer.sign(method, url, headers, body or b"")
+            named = [(_text(name), _text(value)) for name, value in (*signed.headers, *headers)]
             trace = SimpleNamespace(reused=False)
             try:
                 response = await self._session.request(
                     method, URL(url, encoded=True), headers=named, data=body, allow_redirects=False, trace_request_ctx=trace
                 )
-                return UpstreamResponse(response)
+                opened = UpstreamResponse(response)
             except _FAULTS as error:
                 failure = _translated(error)
                 if not (trace.reused and isinstance(failure, UpstreamBroken)):
                     raise failure from error
+                continue
+            objection = signed.objection(opened.status, opened.headers)
+            if objection is not None:
+                opened.close()
+                raise UpstreamUntrusted(f"The instance cannot be used: {objection}")
+            return opened
 
 
 async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceConnectionReuseconnParams) -> None:

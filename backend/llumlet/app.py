@@ -22,6 +22,7 @@ from backend.llumlet.choices import Choices
 from backend.llumlet.drain import Drain
 from backend.llumlet.evacuation import Evacuation
 from backend.llumlet.flights import Flights
+from backend.llumlet.guard import Guard
 from backend.llumlet.link import Links
 from backend.llumlet.metrics import LlumletMetrics
 from backend.llumlet.middleware import Llumlet
@@ -65,7 +66,7 @@ class BackendApp:
         self._store = store
         self._stop = stop
         self._clock = clock
-        self._llumlet: Llumlet | None = None
+        self._front: Guard | None = None
         self.flights = Flights()
         self.arrivals: Arrivals | None = None
         self.drain = Drain(deadline_s=settings.drain_deadline_s, retry_after_s=settings.drain_retry_after_s, clock=clock)
@@ -75,8 +76,8 @@ class BackendApp:
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
             return
-        assert self._llumlet is not None, "served before its lifespan began"
-        await self._llumlet(scope, receive, send)
+        assert self._front is not None, "served before its lifespan began"
+        await self._front(scope, receive, send)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
@@ -132,7 +133,8 @@ class BackendApp:
                 drain=self.drain,
                 evacuation=evacuation,
             )
-            self._llumlet = Llumlet(engine, settings, flights=flights, routes=routes, drain=self.drain)
+            llumlet = Llumlet(engine, settings, flights=flights, routes=routes, drain=self.drain)
+            self._front = Guard(llumlet, settings)
             background = [
                 tasks.create_task(reporter.run()),
                 tasks.create_task(evacuation.run()),

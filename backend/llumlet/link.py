@@ -8,6 +8,7 @@ from typing import Self
 import aiohttp
 
 from backend.llumlet.settings import LlumletSettings
+from backend.peers.signer import Signer
 from migration.codec import answer_from_json, to_json
 from migration.errors import LinkError, PeerGone, ProtocolError
 from migration.messages import Answer, Message
@@ -19,8 +20,9 @@ _KEEPALIVE_S = 4.0  # below the servers' own, so that a kept connection is seldo
 class HttpLink:
     """To one peer. Implements migration.ports.Link."""
 
-    def __init__(self, client: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, client: aiohttp.ClientSession, url: str, signer: Signer) -> None:
         self._client = client
+        self._signer = signer
         self._url = f"{url}/midstream/messages"
 
     async def ask(self, message: Message, timeout_s: float) -> Answer:
@@ -44,7 +46,12 @@ class HttpLink:
         raise LinkError(f"{self._url}: no answer")
 
     async def _post(self, body: bytes) -> bytes:
-        async with self._client.post(self._url, data=body, headers={"content-type": "application/json"}) as response:
+        signed = self._signer.sign("POST", self._url, (), body)
+        headers = {"content-type": "application/json", **{name.decode(): value.decode() for name, value in signed.headers}}
+        async with self._client.post(self._url, data=body, headers=headers) as response:
+            objection = signed.objection(response.status, response.raw_headers)
+            if objection is not None:
+                raise LinkError(f"{self._url}: {objection}")
             answer = await response.read()
             if response.status != 200:
                 raise LinkError(f"{self._url}: status {response.status}: {answer[:200]!r}")
@@ -57,6 +64,7 @@ class Links:
     def __init__(self, settings: LlumletSettings) -> None:
         self._settings = settings
         self._client: aiohttp.ClientSession | None = None
+        self._signer = Signer(settings.fleet_secrets)
 
     async def __aenter__(self) -> Self:
         self._client = aiohttp.ClientSession(
@@ -72,4 +80,4 @@ class Links:
     def to(self, url: str) -> HttpLink:
         """The link to the llumlet at that base URL."""
         assert self._client is not None, "used outside its context"
-        return HttpLink(self._client, url.rstrip("/"))
+        return HttpLink(self._client, url.rstrip("/"), self._signer)

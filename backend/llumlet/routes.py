@@ -28,7 +28,7 @@ from migration.reception import Receptions
 
 PREFIX = "/midstream/"
 _STREAMS = "/midstream/streams/"
-_BODY_LIMIT_BYTES = 1024**3  # a message carries a request's body and tokens; only a peer sends it
+MESSAGE_LIMIT_BYTES = 1024**3  # a message carries a request's body and tokens; only a peer sends it
 
 
 class Routes:
@@ -187,7 +187,7 @@ class Routes:
 
 async def _read_json(receive: Receive) -> Any:
     try:
-        return json.loads(await read_body(receive, _BODY_LIMIT_BYTES))
+        return json.loads(await read_body(receive, MESSAGE_LIMIT_BYTES))
     except (ValueError, RecursionError):
         raise Reply.error(400, "The body is not JSON.", code="malformed_json") from None
 

@@ -2,9 +2,10 @@
 
 import secrets
 
-from pydantic import Field
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from backend.peers.signature import Secrets, read_secrets
 from migration.settings import ReceptionSettings, SessionSettings
 
 
@@ -31,6 +32,18 @@ class LlumletSettings(BaseSettings):
     advertised_url: str = Field(
         default="",
         description="Base URL under which gateways and other backends reach this one. Default: http://HOST:PORT of the listening socket.",
+    )
+
+    fleet_secret: SecretStr | None = Field(
+        default=None,
+        description="Secret with which gateways and backends sign what they ask each other, at least 16 bytes, the same for all. Several, "
+        "separated by commas: the first signs, all are accepted. Unset: /midstream/* is for processes of the same machine.",
+    )
+    signature_window_s: float = Field(
+        default=60.0, gt=0, description="Seconds by which the clock of another host may differ before what it signs is refused."
+    )
+    allow_direct: bool = Field(
+        default=False, description="With a fleet secret: serve OpenAI requests of anybody too, instead of the gateways' alone."
     )
 
     report_interval_s: float = Field(default=0.05, gt=0, description="Seconds between two load reports, at least, when nothing is urgent.")
@@ -97,6 +110,17 @@ class LlumletSettings(BaseSettings):
     )
     drain_retry_after_s: int = Field(default=1, ge=0, description="Retry-After, in seconds, of a request refused while draining.")
     shutdown_timeout_s: float = Field(default=3.0, ge=0, description="Seconds that open connections get to close once drained.")
+
+    @field_validator("fleet_secret")
+    @classmethod
+    def _check_secret(cls, secret: SecretStr | None) -> SecretStr | None:
+        read_secrets(secret.get_secret_value() if secret else "")
+        return secret
+
+    @property
+    def fleet_secrets(self) -> Secrets:
+        """Those to sign with and to accept; empty if none is set."""
+        return read_secrets(self.fleet_secret.get_secret_value() if self.fleet_secret else "")
 
     def session(self) -> SessionSettings:
         """The knobs of migrations away from here."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from backend.registry.instance import LoadReport
 from backend.registry.lease import MemoryLeases
+from backend.registry.rates import MemoryRates
 from backend.registry.record import MemoryRecords
 from backend.registry.store import Candidate, Claim, Sighting
 from migration.leg import InstanceId, Leg, RequestId
@@ -30,6 +31,7 @@ class MemoryStore:
         self._clock = clock
         self.leases = MemoryLeases(clock)
         self.records = MemoryRecords(clock)
+        self.rates = MemoryRates(clock)
         self._reports: dict[InstanceId, _Published] = {}
         self._claims: dict[RequestId, _Held] = {}
         self._switches: dict[Leg, tuple[float, float]] = {}

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from backend.registry.instance import LoadReport
 from backend.registry.redis_lease import RedisLeases
 from backend.registry.redis_link import CLOCK, RedisLink, whole_ms
+from backend.registry.redis_rates import RedisRates
 from backend.registry.redis_record import RedisRecords
 from backend.registry.store import Candidate, Claim, Sighting
 from migration.leg import InstanceId, Leg, RequestId
@@ -146,6 +147,7 @@ class RedisStore:
         link = self._link = RedisLink(url, timeout_s=timeout_s, max_connections=max_connections)
         self.leases = RedisLeases(link)
         self.records = RedisRecords(link)
+        self.rates = RedisRates(link)
         self._publish = link.script(_PREAMBLE + _PUBLISH)
         self._withdraw = link.script(_PREAMBLE + _WITHDRAW)
         self._sightings = link.script(_PREAMBLE + _SIGHTINGS)

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from backend.registry.instance import LoadReport
 from backend.registry.lease import LeaseStore
+from backend.registry.rates import RateStore
 from backend.registry.record import RecordStore
 from migration.leg import InstanceId, Leg, RequestId
 
@@ -63,6 +64,10 @@ class InstanceStore(Protocol):
     @property
     def records(self) -> RecordStore:
         """Documents that outlive their writers."""
+
+    @property
+    def rates(self) -> RateStore:
+        """How much of something may be used a second."""
 
     async def publish(self, report: LoadReport, ttl_s: float) -> None:
         """Make the report the instance's latest."""

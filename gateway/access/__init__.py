@@ -1,0 +1,1 @@
+"""Who may use the gateway, for what, and how much."""
