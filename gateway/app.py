@@ -25,6 +25,8 @@ from gateway.errors import GatewayError, MalformedBody, MethodNotAllowed, NotFou
 from gateway.events import EventFeed
 from gateway.ledger import Ledger
 from gateway.metrics import Metrics
+from gateway.passive.roster import PassiveRoster
+from gateway.passive.watcher import PassiveWatch
 from gateway.policy.dispatch import DispatchPolicy, LeastLoaded
 from gateway.request_ids import RequestIds
 from gateway.settings import GatewaySettings
@@ -46,7 +48,11 @@ def build_app(settings: GatewaySettings, store: InstanceStore | None = None, pol
         async with _store_of(settings, store) as shared, Upstream.open(settings.connect_timeout_s) as upstream:
             parts = compose(settings, shared, upstream, policy or LeastLoaded())
             async with asyncio.TaskGroup() as tasks:
-                keepers = [tasks.create_task(parts.ledger.keep()), tasks.create_task(parts.watch.keep())]
+                keepers = [
+                    tasks.create_task(parts.ledger.keep()),
+                    tasks.create_task(parts.watch.keep()),
+                    tasks.create_task(parts.passive.keep()),
+                ]
                 yield {"composition": parts}
                 for keeper in keepers:
                     keeper.cancel()
@@ -69,8 +75,10 @@ def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream,
     dispatcher = Dispatcher(ledger, policy, settings, clock, Random())
     events = EventFeed(settings.max_queued_events)
     watch = InstanceWatch(ledger, events)
+    roster = PassiveRoster(settings.passive_backends, store.records)
+    passive = PassiveWatch(roster, store, upstream, ledger, dispatcher, settings, clock)
     started_s = int(datetime.now(UTC).timestamp())
-    return Composition(settings, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, clock, started_s)
+    return Composition(settings, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, passive, clock, started_s)
 
 
 @asynccontextmanager
@@ -79,10 +87,10 @@ async def _store_of(settings: GatewaySettings, given: InstanceStore | None) -> A
         yield given
         return
     store: InstanceStore
-    if settings.redis_url == "memory://":
+    if settings.store_url == "memory://":
         store = MemoryStore(asyncio.get_running_loop().time)
     else:
-        store = RedisStore(settings.redis_url, timeout_s=settings.store_timeout_s)
+        store = RedisStore(settings.store_url, timeout_s=settings.store_timeout_s)
     try:
         yield store
     finally:

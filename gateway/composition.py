@@ -9,6 +9,7 @@ from gateway.dispatcher import Dispatcher
 from gateway.events import EventFeed
 from gateway.ledger import Ledger
 from gateway.metrics import Metrics
+from gateway.passive.watcher import PassiveWatch
 from gateway.request_ids import RequestIds
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream
@@ -27,6 +28,7 @@ class Composition:
     request_ids: RequestIds
     events: EventFeed
     watch: InstanceWatch
+    passive: PassiveWatch
     clock: Callable[[], float]
     started_s: int
 

@@ -2,9 +2,12 @@
 
 import ipaddress
 import secrets
+from typing import Annotated
 
-from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from gateway.passive.reading import Passive, passive_at
 
 
 class GatewaySettings(BaseSettings):
@@ -17,7 +20,16 @@ class GatewaySettings(BaseSettings):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="TCP port to listen on; 0 lets the system choose.")
-    redis_url: str = Field(default="redis://127.0.0.1:6379/0", description="The shared store. `memory://` keeps it inside this process.")
+    redis_url: str = Field(
+        default="redis://127.0.0.1:6379/0",
+        description="The shared store. `memory://` keeps it inside this process, which is the default when MIDSTREAM_BACKENDS is set.",
+    )
+    backends: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Base URLs of plain OpenAI servers (`vllm serve`) to watch and use, separated by commas."
+    )
+    backend_api_key: SecretStr | None = Field(
+        default=None, description="Key with which such servers are asked for their models. Requests carry their client's own."
+    )
     admin_token: SecretStr | None = Field(
         default=None, description="Bearer token for /admin. Unset: /admin works only when the gateway listens on loopback."
     )
@@ -58,6 +70,15 @@ class GatewaySettings(BaseSettings):
     store_timeout_s: float = Field(default=1.0, gt=0, description="Seconds the shared store may take to answer one question.")
     store_retry_s: float = Field(default=1.0, gt=0, description="Seconds the store is left alone after it failed.")
 
+    passive_poll_s: float = Field(default=0.5, gt=0, description="Seconds between two looks at a plain OpenAI server.")
+    passive_timeout_s: float = Field(default=2.0, gt=0, description="Seconds such a server may take to answer one question about itself.")
+    passive_max_batch: int = Field(
+        default=256, ge=1, description="Requests that such a server runs at once, as far as we know: it does not tell."
+    )
+    answer_timeout_s: float = Field(
+        default=1800.0, gt=0, description="Seconds such a server may take for an answer that does not stream, before 504."
+    )
+
     admin_timeout_s: float = Field(default=1.0, gt=0, description="Seconds an instance may take to list its requests.")
     migration_timeout_s: float = Field(default=300.0, gt=0, description="Seconds an ordered migration may take in all.")
     max_queued_events: int = Field(
@@ -66,6 +87,33 @@ class GatewaySettings(BaseSettings):
     switch_wait_s: float = Field(default=2.0, ge=0, description="Seconds to wait, after a migration, for the downtime its client saw.")
     switch_ttl_s: float = Field(default=300.0, gt=0, description="Seconds for which a measured downtime can be read.")
     shutdown_grace_s: float = Field(default=30.0, ge=0, description="Seconds running requests get to finish when the gateway stops.")
+
+    @field_validator("backends", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+    @field_validator("backends")
+    @classmethod
+    def _check(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for address in value:
+            passive_at(address)
+        return value
+
+    @property
+    def passive_backends(self) -> tuple[Passive, ...]:
+        """The plain OpenAI servers to watch."""
+        return tuple(passive_at(address) for address in self.backends)
+
+    @property
+    def store_url(self) -> str:
+        """Where the shared state is: beside passive backends, and if nothing else was said, in this process."""
+        return "memory://" if self.backends and "redis_url" not in self.model_fields_set else self.redis_url
+
+    @property
+    def backend_secret(self) -> str | None:
+        """The key for passive backends; None if unset or empty."""
+        return (self.backend_api_key.get_secret_value() or None) if self.backend_api_key else None
 
     @property
     def admin_secret(self) -> str | None:
