@@ -72,7 +72,8 @@ def add_gateway(commands: Commands) -> None:
     parser = commands.add_parser("gateway", help="run a gateway", description=description)
     parser.add_argument("--host", help="address to listen on (default: MIDSTREAM_HOST, else 127.0.0.1)")
     parser.add_argument("--port", type=port, help="TCP port (default: MIDSTREAM_PORT, else 8000)")
-    parser.add_argument("--redis", metavar="URL", help="shared Redis (default: MIDSTREAM_REDIS_URL)")
+    parser.add_argument("--redis", metavar="URL", help="shared Redis (default: MIDSTREAM_REDIS_URL; with --backend alone: none is needed)")
+    parser.add_argument("--backend", action="append", metavar="URL", help="plain OpenAI server to use, such as `vllm serve` (repeatable)")
     parser.set_defaults(run=run_gateway)
 
 
@@ -194,7 +195,7 @@ def run_gateway(options: argparse.Namespace) -> int:
     from gateway.__main__ import run
     from gateway.settings import GatewaySettings
 
-    given = {"host": options.host, "port": options.port, "redis_url": options.redis}
+    given = {"host": options.host, "port": options.port, "redis_url": options.redis, "backends": options.backend}
     run(GatewaySettings(**{name: value for name, value in given.items() if value is not None}))
     return 0
 

@@ -72,6 +72,8 @@ def shown(field: FieldInfo) -> str:
         return ""
     if isinstance(default, bool):
         return str(default).lower()
+    if isinstance(default, tuple):
+        return ",".join(str(item) for item in default)
     return str(default.value if isinstance(default, Enum) else default)
 
 

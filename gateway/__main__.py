@@ -43,7 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="midstream gateway", description="OpenAI-compatible gateway in front of Midstream backends.")
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="TCP port (default 8000)")
-    parser.add_argument("--redis", dest="redis_url", metavar="URL", help="shared store (default redis://127.0.0.1:6379/0)")
+    parser.add_argument(
+        "--redis", dest="redis_url", metavar="URL", help="shared store (default redis://127.0.0.1:6379/0; with --backend: memory://)"
+    )
+    parser.add_argument("--backend", dest="backends", action="append", metavar="URL", help="plain OpenAI server to use (repeatable)")
     flags = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
     run(GatewaySettings(**flags))
     return 0

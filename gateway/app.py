@@ -30,6 +30,8 @@ from gateway.events import EventFeed
 from gateway.ledger import Ledger
 from gateway.metrics import Metrics
 from gateway.openai import TIERS
+from gateway.passive.roster import PassiveRoster
+from gateway.passive.watcher import PassiveWatch
 from gateway.policy.config import MidstreamPolicy, Policy
 from gateway.policy.dispatch import DispatchPolicy, LeastLoaded
 from gateway.policy.tier import Tiers
@@ -64,7 +66,11 @@ def build_app(
         async with _store_of(settings, store) as shared, _open_upstream(settings) as upstream:
             parts = compose(settings, shared, upstream, policy or LeastLoaded(), keys)
             async with asyncio.TaskGroup() as tasks:
-                keepers = [tasks.create_task(parts.ledger.keep()), tasks.create_task(parts.watch.keep())]
+                keepers = [
+                    tasks.create_task(parts.ledger.keep()),
+                    tasks.create_task(parts.watch.keep()),
+                    tasks.create_task(parts.passive.keep()),
+                ]
                 if settings.rebalance:
                     rebalancer = Rebalancer(parts, shared.leases, moving or MidstreamPolicy().build(Tiers()))
                     keepers.append(tasks.create_task(rebalancer.keep()))
@@ -99,8 +105,23 @@ def compose(
     scaling = build_scaling(settings, store, upstream, ledger, events, clock)
     limiter = Limiter(store.rates, clock, timeout_s=settings.store_timeout_s, retry_s=settings.store_retry_s)
     gate = Gate(keys, limiter, TIERS, settings.max_streams)
-    started_s = int(datetime.now(UTC).timestamp())
-    return Composition(settings, gate, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, scaling, clock, started_s)
+    roster = PassiveRoster(settings.passive_backends, store.records)
+    passive = PassiveWatch(roster, store, upstream, ledger, dispatcher, settings, clock)
+    return Composition(
+        settings=settings,
+        gate=gate,
+        ledger=ledger,
+        dispatcher=dispatcher,
+        upstream=upstream,
+        metrics=metrics,
+        request_ids=RequestIds(),
+        events=events,
+        watch=watch,
+        scaling=scaling,
+        passive=passive,
+        clock=clock,
+        started_s=int(datetime.now(UTC).timestamp()),
+    )
 
 
 def open_keys(settings: GatewaySettings) -> KeyFile | None:
@@ -122,10 +143,10 @@ async def _store_of(settings: GatewaySettings, given: InstanceStore | None) -> A
         yield given
         return
     store: InstanceStore
-    if settings.redis_url == "memory://":
+    if settings.store_url == "memory://":
         store = MemoryStore(asyncio.get_running_loop().time)
     else:
-        store = RedisStore(settings.redis_url, timeout_s=settings.store_timeout_s)
+        store = RedisStore(settings.store_url, timeout_s=settings.store_timeout_s)
     try:
         yield store
     finally:

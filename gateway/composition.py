@@ -10,6 +10,7 @@ from gateway.dispatcher import Dispatcher
 from gateway.events import EventFeed
 from gateway.ledger import Ledger
 from gateway.metrics import Metrics
+from gateway.passive.watcher import PassiveWatch
 from gateway.request_ids import RequestIds
 from gateway.scaling.parts import ScalingParts
 from gateway.settings import GatewaySettings
@@ -31,6 +32,7 @@ class Composition:
     events: EventFeed
     watch: InstanceWatch
     scaling: ScalingParts
+    passive: PassiveWatch
     clock: Callable[[], float]
     started_s: int
 

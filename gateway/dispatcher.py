@@ -44,7 +44,8 @@ class Dispatcher:
 
     async def choose_destination(self, source: InstanceId, request: RequestView) -> InstanceView:
         """The policy's best instance other than the source, without a claim. Raises NoOtherInstance."""
-        cluster = await self._ledger.view(0.0)
+        whole = await self._ledger.view(0.0)
+        cluster = ClusterView(tuple(view for view in whole.instances if view.can_move))
         order = self._policy.order(request, cluster, self._rng)
         best = cluster.find(order[0].instance) if order else None
         if best is None:
@@ -54,6 +55,10 @@ class Dispatcher:
     def suspect(self, instance: InstanceId) -> None:
         """It could not be reached: for a while, use it only if there is no other."""
         self._suspects[instance] = self._clock() + self._settings.suspect_s
+
+    def trust(self, instance: InstanceId) -> None:
+        """It has come back: use it again."""
+        self._suspects.pop(instance, None)
 
     def _order(self, request: RequestView, cluster: ClusterView) -> Sequence[Candidate]:
         now_s = self._clock()

@@ -10,7 +10,8 @@ GatewayError
 ├── AdminClosed          403  /admin without a token set, on an address others can reach
 ├── NotFound             404  no such route
 │   ├── ModelNotFound    404  no instance serves the model
-│   └── RequestNotFound  404  no live request of that id
+│   ├── RequestNotFound  404  no live request of that id
+│   └── InstanceNotFound 404  no such passive backend
 ├── MethodNotAllowed     405
 ├── BodyTimeout          408  the client did not send its body in time
 ├── NoOtherInstance      409  nowhere to move to
@@ -26,6 +27,7 @@ GatewayError
 │   └── StreamGap             a moved stream does not go on where the first part ended
 ├── NoInstance           503  nobody to send the request to right now
 ├── TooManyStreams       503  as many requests are being served as may be
+├── StoreUnavailable     503  an order that must be kept cannot be
 ├── ShuttingDown         503  the gateway stops, and the request took longer than its grace
 └── FirstByteTimeout     504  no answer within the deadline over all attempts
 
@@ -141,6 +143,12 @@ class RequestNotFound(NotFound):
     code = "request_not_found"
 
 
+class InstanceNotFound(NotFound):
+    """No passive backend has that id."""
+
+    code = "instance_not_found"
+
+
 class MethodNotAllowed(GatewayError):
     """The route exists, the method does not."""
 
@@ -253,6 +261,13 @@ class TooManyStreams(GatewayError):
     """This gateway serves as many requests as it may."""
 
     status, type, code = 503, "service_unavailable", "too_many_streams"
+    retry_after_s = 1
+
+
+class StoreUnavailable(GatewayError):
+    """The shared store does not answer, and the order is nothing without it."""
+
+    status, type, code = 503, "service_unavailable", "store_unavailable"
     retry_after_s = 1
 
 

@@ -16,6 +16,7 @@ from enum import Enum, auto
 
 from starlette.types import Scope
 
+from backend.registry.instance import InstanceKind
 from gateway.access.caller import Caller
 from gateway.attachment import Attachment
 from gateway.composition import Composition
@@ -191,8 +192,12 @@ class Relay:
         """The answer from this instance, and from those it moves on to. Returns when it is complete. Raises UpstreamFailed."""
         self._served_by = instance.id
         headers = request_headers(self._raw_headers, self._request, self.tier)
+        patience_s = self._settings.attempt_timeout_s
+        if instance.report.kind is InstanceKind.PASSIVE and not self._fields.stream:  # nothing comes before the whole answer
+            patience_s = self._settings.answer_timeout_s
+            self._deadline.reschedule(asyncio.get_running_loop().time() + patience_s)
         try:
-            async with asyncio.timeout(self._settings.attempt_timeout_s) as self._patience, AsyncExitStack() as legs:
+            async with asyncio.timeout(patience_s) as self._patience, AsyncExitStack() as legs:
                 opened = await self._parts.upstream.post(instance.report.url, self._target, headers, self._body)
                 response = await legs.enter_async_context(opened)
                 if not response.is_event_stream:

@@ -3,11 +3,13 @@
 import ipaddress
 import secrets
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from backend.peers.signature import Secrets, read_secrets
+from gateway.passive.reading import Passive, passive_at
 
 
 class GatewaySettings(BaseSettings):
@@ -20,7 +22,16 @@ class GatewaySettings(BaseSettings):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="TCP port to listen on; 0 lets the system choose.")
-    redis_url: str = Field(default="redis://127.0.0.1:6379/0", description="The shared store. `memory://` keeps it inside this process.")
+    redis_url: str = Field(
+        default="redis://127.0.0.1:6379/0",
+        description="The shared store. `memory://` keeps it inside this process, which is the default when MIDSTREAM_BACKENDS is set.",
+    )
+    backends: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Base URLs of plain OpenAI servers (`vllm serve`) to watch and use, separated by commas."
+    )
+    backend_api_key: SecretStr | None = Field(
+        default=None, description="Key with which such servers are asked for their models. Requests carry their client's own."
+    )
     admin_token: SecretStr | None = Field(
         default=None, description="Bearer token for /admin. Unset: /admin works only when the gateway listens on loopback."
     )
@@ -84,6 +95,14 @@ class GatewaySettings(BaseSettings):
     rebalance_timeout_s: float = Field(
         default=1.0, gt=0, description="Seconds an instance may take to say which of its requests it would give away."
     )
+    passive_poll_s: float = Field(default=0.5, gt=0, description="Seconds between two looks at a plain OpenAI server.")
+    passive_timeout_s: float = Field(default=2.0, gt=0, description="Seconds such a server may take to answer one question about itself.")
+    passive_max_batch: int = Field(
+        default=256, ge=1, description="Requests that such a server runs at once, as far as we know: it does not tell."
+    )
+    answer_timeout_s: float = Field(
+        default=1800.0, gt=0, description="Seconds such a server may take for an answer that does not stream, before 504."
+    )
 
     admin_timeout_s: float = Field(default=1.0, gt=0, description="Seconds an instance may take to list its requests.")
     migration_timeout_s: float = Field(default=300.0, gt=0, description="Seconds an ordered migration may take in all.")
@@ -130,6 +149,33 @@ class GatewaySettings(BaseSettings):
     def fleet_secrets(self) -> Secrets:
         """Those to sign with and to accept; empty if none is set."""
         return read_secrets(self.fleet_secret.get_secret_value() if self.fleet_secret else "")
+
+    @field_validator("backends", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+    @field_validator("backends")
+    @classmethod
+    def _check(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for address in value:
+            passive_at(address)
+        return value
+
+    @property
+    def passive_backends(self) -> tuple[Passive, ...]:
+        """The plain OpenAI servers to watch."""
+        return tuple(passive_at(address) for address in self.backends)
+
+    @property
+    def store_url(self) -> str:
+        """Where the shared state is: beside passive backends, and if nothing else was said, in this process."""
+        return "memory://" if self.backends and "redis_url" not in self.model_fields_set else self.redis_url
+
+    @property
+    def backend_secret(self) -> str | None:
+        """The key for passive backends; None if unset or empty."""
+        return (self.backend_api_key.get_secret_value() or None) if self.backend_api_key else None
 
     @property
     def admin_secret(self) -> str | None:

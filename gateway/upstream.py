@@ -103,6 +103,15 @@ class Upstream:
         """Ask something that is no instance. Returns at the answer's head."""
         return await self._request(method, url, headers, body)
 
+    async def fetch(self, url: str, timeout_s: float, key: str | None = None) -> tuple[int, bytes]:
+        """Status and body of a plain GET. Raises UpstreamFailed, of which UpstreamSilent if it took too long."""
+        headers = ((b"authorization", b"Bearer " + key.encode()),) if key else ()
+        try:
+            async with asyncio.timeout(timeout_s), await self._request("GET", url, headers, None) as response:
+                return response.status, await response.read_all(limit_bytes=64 * 2**20)
+        except TimeoutError:
+            raise UpstreamSilent(f"The instance gave no answer within {timeout_s:g} s.") from None
+
     async def get_json(self, url: str, timeout_s: float) -> object:
         """What the instance answers, if it is a 200 in JSON within the deadline; else raises UpstreamFailed."""
         return await self._ask_json("GET", url, None, timeout_s)

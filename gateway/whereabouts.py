@@ -21,7 +21,8 @@ class RunningRequest:
 
 
 async def ask_all(parts: Composition, views: Sequence[InstanceView]) -> tuple[list[RunningRequest], list[InstanceId]]:
-    """What runs on these instances, and which of them did not answer in time."""
+    """What runs on these instances, and which of them did not answer in time. Passive ones cannot tell and are not asked."""
+    views = [view for view in views if view.can_move]
     async with asyncio.TaskGroup() as tasks:
         asked = [(view, tasks.create_task(_ask_one(parts, view))) for view in views]
     answers = [(view, task.result()) for view, task in asked]

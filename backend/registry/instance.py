@@ -10,6 +10,15 @@ from migration.typed_json import decode
 REPORT_VERSION = 1
 
 
+class InstanceKind(StrEnum):
+    """What stands in front of the engine."""
+
+    LLUMLET = "llumlet"
+    """A Midstream backend: it reports itself, and its requests can move."""
+    PASSIVE = "passive"
+    """A plain OpenAI server, watched from outside by a gateway: its requests never move, and its answers carry no cursors."""
+
+
 class InstanceState(StrEnum):
     """What an instance says of itself. (`stale` and `gone` are judged by the reader, from the report's age.)"""
 
@@ -42,7 +51,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What a llumlet publishes. Instance-level only: its size does not grow with the number of requests.
+    """What a llumlet publishes, or a gateway for a passive instance. Instance-level only: its size does not grow with requests.
 
     Capacities and demands are in tokens (whole blocks times block size). `sequence` rises with every report of one `incarnation`.
     """
@@ -73,6 +82,10 @@ class LoadReport:
     max_batch: int
     max_model_tokens: int
     cost: StepCost = StepCost()
+    kind: InstanceKind = InstanceKind.LLUMLET
+    is_measured: bool = True
+    """False: nothing tells the engine's load. Capacity, free and waiting tokens, running and waiting requests are then unknown, not zero:
+    whoever chooses goes by the claims."""
 
     def to_json(self) -> str:
         """One line of JSON, with the report's version."""

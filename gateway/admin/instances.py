@@ -21,6 +21,8 @@ def _describe(view: InstanceView) -> dict[str, object]:
     return {
         "id": view.id,
         "state": view.state.value,
+        "kind": report.kind.value,
+        "is_measured": report.is_measured,
         "model": report.models[0] if report.models else None,
         "models": list(report.models),
         "url": report.url,

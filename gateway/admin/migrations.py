@@ -62,7 +62,7 @@ async def _choose_destination(parts: Composition, running: RunningRequest, wante
         )
     else:
         found = (await parts.ledger.view(0.0)).find(wanted)
-        if found is None or wanted == source:
-            raise NoOtherInstance(f"'{wanted}' is not another instance.", param="destination")
+        if found is None or wanted == source or not found.can_move:
+            raise NoOtherInstance(f"'{wanted}' is not another instance that takes moved requests.", param="destination")
         view = found
     return Destination(view.id, view.report.url)

@@ -32,6 +32,11 @@ def eligible(request: RequestView, cluster: ClusterView) -> Sequence[InstanceVie
     return fresh or [view for view in serving if view.state is ViewState.STALE]
 
 
+def is_comparable(request: RequestView, cluster: ClusterView) -> bool:
+    """False if the memory of one of the instances is unknown: then only outstanding requests compare all of them."""
+    return all(view.report.is_measured for view in eligible(request, cluster))
+
+
 @dataclass(frozen=True, slots=True)
 class RoundRobin:
     """Each in turn, by the request's number; from a random one on if nobody counts."""
@@ -67,6 +72,8 @@ class LeastMemory:
     name: Literal["infaas"] = "infaas"
 
     def order(self, request: RequestView, cluster: ClusterView, rng: Random) -> Sequence[Candidate]:
+        if not is_comparable(request, cluster):
+            return LeastLoaded().order(request, cluster, rng)
         ranked = sorted(eligible(request, cluster), key=lambda view: (_memory_load(view), view.claims, rng.random()))
         return tuple(Candidate(view.id, view.claims) for view in ranked)
 
@@ -80,6 +87,8 @@ class Freest:
     """Head-room, see load.Targets."""
 
     def order(self, request: RequestView, cluster: ClusterView, rng: Random) -> Sequence[Candidate]:
+        if not is_comparable(request, cluster):
+            return LeastLoaded().order(request, cluster, rng)
         ranked = sorted(eligible(request, cluster), key=lambda view: (-dispatch_freeness(view, self.targets), view.claims, rng.random()))
         return tuple(Candidate(view.id, view.claims) for view in ranked)
 
@@ -97,6 +106,8 @@ class Cheapest:
     """Blocks per running request that stay free."""
 
     def order(self, request: RequestView, cluster: ClusterView, rng: Random) -> Sequence[Candidate]:
+        if not is_comparable(request, cluster):
+            return LeastLoaded().order(request, cluster, rng)
         weight = self.tiers.find(request.tier).weight
 
         def rank(view: InstanceView) -> tuple[bool, float, float, int, float]:

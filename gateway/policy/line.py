@@ -113,7 +113,7 @@ class LateBinding:
         if not line.waiting:
             return ()
         seats = [self._seat(view, rng) for view in cluster.instances if view.state is ViewState.READY]
-        if not seats:
+        if not all(seat.view.report.is_measured for seat in seats) or not seats:
             return self._bind_blindly(line, cluster, rng)
         bindings: list[Binding] = []
         closed = line.ahead
@@ -197,7 +197,7 @@ class LateBinding:
         return binding
 
     def _bind_blindly(self, line: LineView, cluster: ClusterView, rng: Random) -> Sequence[Binding]:
-        """Nobody reports: by outstanding requests, up to each instance's batch."""
+        """Nobody reports, or of some nothing is known: by outstanding requests, up to each instance's batch."""
         for waiting in line.waiting:
             limits = {view.id: view.report.max_batch for view in eligible(waiting.view, cluster)}
             for candidate in LeastLoaded().order(waiting.view, cluster, rng):

@@ -53,8 +53,9 @@ def rebalance_freeness(view: InstanceView, targets: Targets) -> float:
 
 
 def scale_freeness(views: Iterable[InstanceView]) -> float:
-    """The mean of what normal requests find on instances that are up and stay; +inf if there are none."""
-    values = [rebalance_freeness(view, {}) for view in views if view.state in (ViewState.READY, ViewState.STALE)]
+    """The mean of what normal requests find on instances that are up and stay, as far as it is known; +inf if there are none."""
+    up = (view for view in views if view.state in (ViewState.READY, ViewState.STALE))
+    values = [rebalance_freeness(view, {}) for view in up if view.report.is_measured]
     return sum(values) / len(values) if values else inf
 
 

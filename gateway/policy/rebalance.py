@@ -70,7 +70,7 @@ class FreenessPairing:
         known = [
             (rebalance_freeness(view, self.targets), view.id, view)
             for view in cluster.instances
-            if view.state in (ViewState.READY, ViewState.DRAINING)
+            if view.state in (ViewState.READY, ViewState.DRAINING) and view.can_move
         ]
         sources = sorted((each for each in known if each[0] < self.out_tokens and each[2].claims), key=lambda each: each[:2])
         takers = sorted((each for each in known if each[0] > self.in_tokens), key=lambda each: (-each[0], each[1]))
@@ -116,7 +116,7 @@ class PriceStep:
 
     def offers(self, cluster: ClusterView, busy_out: frozenset[InstanceId], busy_in: frozenset[InstanceId]) -> Sequence[Offer]:
         """Ask whom for what. `busy_out` and `busy_in` take part in a migration already."""
-        ready = [(view, standing(view, self.tiers)) for view in cluster.instances if view.state is ViewState.READY]
+        ready = [(view, standing(view, self.tiers)) for view in cluster.instances if view.state is ViewState.READY and view.can_move]
         takers = [sums for view, sums in ready if not view.report.waiting and view.id not in busy_in and view.id not in busy_out]
         lightest = min(tier.weight for tier in self.tiers.tiers)
         offers = []

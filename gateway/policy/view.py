@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from backend.registry.instance import InstanceState, LoadReport
+from backend.registry.instance import InstanceKind, InstanceState, LoadReport
 from backend.registry.store import Sighting
 from migration.leg import InstanceId, RequestId
 
@@ -49,6 +49,11 @@ class InstanceView:
     @property
     def id(self) -> InstanceId:
         return self.report.instance
+
+    @property
+    def can_move(self) -> bool:
+        """True if it can give and take running requests."""
+        return self.report.kind is InstanceKind.LLUMLET
 
     def serves(self, model: str | None) -> bool:
         """True if a request for that model can go here."""

@@ -82,8 +82,8 @@ def test_the_values_listed_are_the_defaults(module: str, name: str) -> None:
         if field.default_factory is not None or field.default is None:
             assert entry.value == "" or variable in SHARED, f"{variable} has no fixed default, but .env.example says {entry.value!r}"
         elif entry.value == "":
-            assert variable in SHARED or field.default == "", f"{variable} has a default, but .env.example shows none"
-            assert f"Default: {field.default}." in entry.comment or field.default == ""
+            assert variable in SHARED or field.default in ("", ()), f"{variable} has a default, but .env.example shows none"
+            assert f"Default: {field.default}." in entry.comment or field.default in ("", ())
         else:
             given: dict[str, Any] = {attribute: entry.value}
             assert getattr(model(**given), attribute) == field.default, f"{variable}: .env.example says {entry.value!r}"

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from backend.registry.instance import LoadReport, StepCost, TierLoad
+from backend.registry.instance import InstanceKind, LoadReport, StepCost, TierLoad
 
 
 def test_round_trip(report: LoadReport) -> None:
@@ -47,8 +47,10 @@ def test_missing_field_is_rejected(report: LoadReport) -> None:
     for name in json.loads(report.to_json()):
         raw = json.loads(report.to_json())
         del raw[name]
-        if name == "cost":
-            assert LoadReport.from_json(json.dumps(raw)).cost == StepCost()
+        if name in ("cost", "kind", "is_measured"):
+            read = LoadReport.from_json(json.dumps(raw))
+            assert name != "cost" or read.cost == StepCost()
+            assert (read.kind, read.is_measured) == (InstanceKind.LLUMLET, True)
         else:
             with pytest.raises(ValueError):
                 LoadReport.from_json(json.dumps(raw))

@@ -1,0 +1,1 @@
+"""Passive backends: plain OpenAI servers, watched from outside and published like any other instance."""
