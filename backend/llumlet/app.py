@@ -25,6 +25,7 @@ from backend.llumlet.metrics import LlumletMetrics
 from backend.llumlet.middleware import Llumlet
 from backend.llumlet.migrations import Migrations
 from backend.llumlet.reporter import Reporter
+from backend.llumlet.resumption import Resumptions
 from backend.llumlet.routes import Routes
 from backend.llumlet.settings import LlumletSettings
 from backend.registry.instance import InstanceState
@@ -114,8 +115,15 @@ class BackendApp:
             migrations = Migrations(
                 engine, flights, links, settings, metrics, tasks=tasks, clock=self._clock, changed=lambda: reporter.changed(urgent=True)
             )
+            resumptions = Resumptions(engine, flights, arrivals, receptions, settings, draining=lambda: self.drain.draining)
             routes = Routes(
-                flights=flights, arrivals=arrivals, receptions=receptions, migrations=migrations, reporter=reporter, metrics=metrics
+                flights=flights,
+                arrivals=arrivals,
+                receptions=receptions,
+                resumptions=resumptions,
+                migrations=migrations,
+                reporter=reporter,
+                metrics=metrics,
             )
             self._llumlet = Llumlet(engine, settings, flights=flights, routes=routes, drain=self.drain)
             background = [
