@@ -112,6 +112,12 @@ class Receptions:
             if reception.work:
                 await asyncio.wait([reception.work])
 
+    async def supersede(self, leg: Leg) -> None:
+        """The request goes on here as `leg`, by another way than a move: what is left of its other legs goes, and none of them comes."""
+        known = self._known.setdefault(leg, _Reception(leg, self._clock()))
+        known.state = DestinationState.OWNER
+        await self._clear_older(leg)
+
     def expire(self) -> None:
         """Drop reservations that come to nothing: their source fell silent, or a transfer failed. Forget legs that ended long ago.
 

@@ -28,6 +28,7 @@ from backend.llumlet.metrics import LlumletMetrics
 from backend.llumlet.middleware import Llumlet
 from backend.llumlet.migrations import Migrations
 from backend.llumlet.reporter import Reporter
+from backend.llumlet.resumption import Resumptions
 from backend.llumlet.routes import Routes
 from backend.llumlet.settings import LlumletSettings
 from backend.llumlet.wire import lost_event
@@ -121,11 +122,13 @@ class BackendApp:
             evacuation = Evacuation(
                 self.drain, flights, migrations, self._store, settings, models=lambda: engine.load().models, clock=self._clock
             )
+            resumptions = Resumptions(engine, flights, arrivals, receptions, settings, draining=lambda: self.drain.draining)
             self.drain.watch(lambda: reporter.changed(urgent=True))
             routes = Routes(
                 flights=flights,
                 arrivals=arrivals,
                 receptions=receptions,
+                resumptions=resumptions,
                 migrations=migrations,
                 choices=Choices(engine, flights, migrations, self._clock),
                 reporter=reporter,

@@ -11,18 +11,16 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from starlette.types import Scope
-
 from backend.engine.base import Engine
 from backend.engine.flight import Flight, Replay
 from backend.llumlet.buffer import StreamBuffer
 from backend.llumlet.exchange import Exchange
 from backend.llumlet.flights import DuplicateLeg, Flights
-from backend.llumlet.incoming import asks_for_stream
+from backend.llumlet.incoming import asks_for_stream, scope_of
 from backend.llumlet.settings import LlumletSettings
 from migration.errors import Refused
 from migration.leg import Leg
-from migration.messages import HttpRequest, Prepare, TokenStep
+from migration.messages import Prepare, TokenStep
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +135,11 @@ class Arrivals:
             self._arrivals.pop(leg, None)  # its task may not have begun
             arrival.flight.end()
 
+    async def drop_older(self, leg: Leg) -> None:
+        """Stop handling all earlier legs of that request."""
+        for older in [known for known in self._arrivals if known.request == leg.request and known.epoch < leg.epoch]:
+            await self.drop(older)
+
     async def wait_ended(self, leg: Leg) -> None:
         """Return when its handling here is over; at once for an unknown leg."""
         if (arrival := self._arrivals.get(leg)) is not None:
@@ -152,7 +155,7 @@ class Arrivals:
             with self._flights.serving(arrival.exchange):
                 async with asyncio.TaskGroup() as tasks:
                     watch = tasks.create_task(self._watch_attachment(arrival))
-                    await arrival.exchange.serve(self._engine, self._scope(arrival.flight.http))
+                    await arrival.exchange.serve(self._engine, scope_of(arrival.flight.http))
                     watch.cancel()
             await arrival.exchange.finish()
             arrival.buffer.close()
@@ -186,22 +189,3 @@ class Arrivals:
         except TimeoutError:
             return
         await arrival.buffer.wait_read()
-
-    @staticmethod
-    def _scope(http: HttpRequest) -> Scope:
-        path, _, query = http.path.partition("?")
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "server": ("127.0.0.1", 80),
-            "client": ("127.0.0.1", 0),
-            "scheme": "http",
-            "method": "POST",
-            "root_path": "",
-            "path": path,
-            "raw_path": path.encode("latin-1"),
-            "query_string": query.encode("latin-1"),
-            "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in http.headers],
-            "state": {},
-        }

@@ -6,10 +6,11 @@ from starlette.types import Receive, Scope, Send
 
 from backend.llumlet.buffer import Attachment, StreamBuffer
 from backend.llumlet.outlet import EVENT_STREAM_HEAD
+from backend.llumlet.wire import lost_event
 
 
 async def serve_attachment(buffer: StreamBuffer, scope: Scope, receive: Receive, send: Send) -> None:
-    """Send everything from the first event on. Left without an end if the stream broke; a client that closes aborts the request."""
+    """Send everything from the first event on; `lost` if the leg ends unfinished. A client that closes aborts the request."""
     attachment = buffer.attach()
     await send({"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM_HEAD.headers)})
     async with asyncio.TaskGroup() as tasks:
@@ -20,8 +21,12 @@ async def serve_attachment(buffer: StreamBuffer, scope: Scope, receive: Receive,
             buffer.leave(attachment)
         pump.cancel()
         left.cancel()
-    if not pump.cancelled() and buffer.complete_for(attachment):
+    if pump.cancelled():
+        return
+    if buffer.complete_for(attachment):
         await send({"type": "http.response.body", "body": b""})
+    else:
+        await send({"type": "http.response.body", "body": lost_event("dropped")})
 
 
 async def _pump(attachment: Attachment, send: Send) -> None:

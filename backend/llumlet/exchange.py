@@ -16,7 +16,16 @@ from starlette.types import ASGIApp, Message, Scope
 from backend.engine.base import Engine
 from backend.engine.flight import Flight, current_flight
 from backend.llumlet.outlet import Head, Outlet
-from backend.llumlet.wire import EventSplitter, EventStamper, answer_event, error_body, find_created, progress_events, replace_created
+from backend.llumlet.wire import (
+    EventSplitter,
+    EventStamper,
+    answer_event,
+    error_body,
+    find_created,
+    progress_events,
+    released_event,
+    replace_created,
+)
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +94,10 @@ class Exchange:
         """Say the last word: nothing of the handler's comes after it, and the answer ends there."""
         self._over.set()
         self._speak(event, last=True)
+
+    def release(self, reason: str) -> None:
+        """Let the request go, unfinished: its gateway resumes it at another instance."""
+        self.hand_over(released_event(reason))
 
     def _speak(self, event: bytes, *, last: bool) -> None:
         if self._control is not None:

@@ -63,6 +63,26 @@ def original(scope: Scope, body: bytes) -> HttpRequest:
     return HttpRequest(path=path, headers=headers, body=body)
 
 
+def scope_of(http: HttpRequest) -> Scope:
+    """The ASGI scope in which a request that came from elsewhere is handled again."""
+    path, _, query = http.path.partition("?")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "server": ("127.0.0.1", 80),
+        "client": ("127.0.0.1", 0),
+        "scheme": "http",
+        "method": "POST",
+        "root_path": "",
+        "path": path,
+        "raw_path": path.encode("latin-1"),
+        "query_string": query.encode("latin-1"),
+        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in http.headers],
+        "state": {},
+    }
+
+
 def asks_for_stream(body: bytes) -> bool:
     """Whether the body asks for an event stream, judged as leniently as the engine's own parser; a malformed body does not."""
     try:

@@ -19,6 +19,7 @@ from backend.llumlet.metrics import LlumletMetrics
 from backend.llumlet.migrations import Migrations, UnknownRequest
 from backend.llumlet.reply import Reply
 from backend.llumlet.reporter import Reporter
+from backend.llumlet.resumption import Resumptions, read_resumption
 from migration.codec import message_from_json, to_json
 from migration.errors import ProtocolError
 from migration.leg import InstanceId, RequestId
@@ -28,6 +29,7 @@ from migration.reception import Receptions
 
 PREFIX = "/midstream/"
 _STREAMS = "/midstream/streams/"
+_RESUME = "/midstream/resume"
 MESSAGE_LIMIT_BYTES = 1024**3  # a message carries a request's body and tokens; only a peer sends it
 
 
@@ -40,6 +42,7 @@ class Routes:
         flights: Flights,
         arrivals: Arrivals,
         receptions: Receptions,
+        resumptions: Resumptions,
         migrations: Migrations,
         choices: Choices,
         reporter: Reporter,
@@ -50,6 +53,7 @@ class Routes:
         self._flights = flights
         self._arrivals = arrivals
         self._receptions = receptions
+        self._resumptions = resumptions
         self._migrations = migrations
         self._choices = choices
         self._fence = Fence()
@@ -63,12 +67,18 @@ class Routes:
             if scope["path"].startswith(_STREAMS) and scope["method"] == "GET":
                 await self._stream(scope, receive, send)
                 return
+            if (scope["method"], scope["path"]) == ("POST", _RESUME):
+                await self._resume(receive, send)
+                return
             reply = await self._reply(scope, receive)
         except ClientLeft:
             return
         except Reply as raised:
             reply = raised
         await reply(scope, receive, send)
+
+    async def _resume(self, receive: Receive, send: Send) -> None:
+        await self._resumptions.serve(read_resumption(await _read_json(receive)), receive, send)
 
     async def _reply(self, scope: Scope, receive: Receive) -> Reply:
         match scope["method"], scope["path"].removeprefix(PREFIX):

@@ -66,6 +66,9 @@ class LlumletSettings(BaseSettings):
         description="Bytes of an arrived request's stream that wait for its reader before the request is held back; as many are kept for a "
         "second attachment.",
     )
+    resume_timeout_s: float = Field(
+        default=30.0, gt=0, description="Seconds the engine may take to queue a resumed request once its known tokens are replayed."
+    )
     unwind_timeout_s: float = Field(
         default=0.5,
         ge=0,

@@ -118,6 +118,10 @@ def lost_event(reason: str) -> bytes:
     return _control({"kind": "lost", "reason": reason})
 
 
+def released_event(reason: str) -> bytes:
+    return _control({"kind": "released", "reason": reason})
+
+
 def head_event(status: int, headers: HeaderPairs) -> bytes:
     return _control({"kind": "head", "status": status, "headers": _text_pairs(headers)})
 

@@ -15,7 +15,7 @@ from backend.engine.fake.generation import Generation, Output
 from backend.engine.fake.memory import KVMemory
 from backend.engine.fake.openai_app import MOVABLE_PATHS, build_openai_app
 from backend.engine.fake.runner import Runner
-from backend.engine.fake.sampling import Sampling
+from backend.engine.fake.sampling import Sampling, finish_reason
 from backend.engine.fake.settings import FakeSettings
 from backend.engine.fake.stay import Stay
 from backend.engine.flight import Flight, current_flight
@@ -105,7 +105,10 @@ class FakeEngine:
                     flight.note_tokens(list(batch))
                     for step in batch:
                         flight.note_yielded(1)
-                        yield Output(step)
+                        ends = finish_reason(sampling, step.token, flight.yielded)
+                        yield Output(step, ends)
+                        if ends is not None:
+                            return
                 generation.release_notes()
             else:
                 self.runner.submit(generation)
@@ -261,6 +264,8 @@ class FakeEngine:
         try:
             for state in sampler:
                 generation.random.restore(state)
+            if not sampler and generation.sampling.temperature > 0:
+                generation.random.skip(len(steps))  # one draw a token
             self.runner.activate(generation, computed_tokens)
         except ValueError as error:
             raise Refused(str(error), reason="state") from error

@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from backend.engine.fake.generation import Generation, Output
 from backend.engine.fake.memory import KVMemory
-from backend.engine.fake.sampling import next_step
-from backend.engine.fake.vocabulary import EOS
+from backend.engine.fake.sampling import finish_reason, next_step
 from backend.engine.model import EngineModel, Step
 from backend.engine.request import EngineRequest, RequestState
 from backend.registry.instance import LoadReport
@@ -122,7 +121,7 @@ class Runner:
         produced = self._compute(step)
         self.model.end_step()
         for generation, token in produced:
-            reason = self._finish_reason(generation, token)
+            reason = finish_reason(generation.sampling, token.token, len(generation.steps) + 1)
             if reason is not None:
                 del self._generations[generation.request]
                 self.model.end(generation.request)
@@ -145,8 +144,3 @@ class Runner:
     def _next(self, generation: Generation, tokens: int) -> TokenStep:
         reading = generation.chain().digest() + self.memory.reading(generation.request.blocks, tokens)
         return next_step(generation.sampling, generation.random, reading, generation.token(tokens - 1), len(generation.steps))
-
-    def _finish_reason(self, generation: Generation, step: TokenStep) -> str | None:
-        if step.token == EOS and not generation.sampling.ignore_eos:
-            return "stop"
-        return "length" if len(generation.steps) + 1 >= generation.sampling.max_tokens else None

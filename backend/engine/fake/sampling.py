@@ -39,6 +39,10 @@ class RandomState:
         self._drawn += 1
         return int.from_bytes(blake2b(_STATE.pack(self._seed, self._drawn), digest_size=8).digest(), "little")
 
+    def skip(self, draws: int) -> None:
+        """Be where that many draws lead."""
+        self._drawn += draws
+
     def dump(self) -> bytes:
         """The state as it travels."""
         return _STATE.pack(self._seed, self._drawn)
@@ -48,6 +52,13 @@ class RandomState:
         if len(state) != _STATE.size:
             raise ValueError("not a random state")
         self._seed, self._drawn = _STATE.unpack(state)
+
+
+def finish_reason(sampling: Sampling, token: int, output_tokens: int) -> str | None:
+    """Why the answer ends with this token, the last of so many; None if it does not."""
+    if token == EOS and not sampling.ignore_eos:
+        return "stop"
+    return "length" if output_tokens >= sampling.max_tokens else None
 
 
 def next_step(sampling: Sampling, random: RandomState, reading: bytes, last_token: int, output_tokens: int) -> TokenStep:

@@ -18,11 +18,12 @@ from typing import Any
 
 import msgspec
 import torch
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, SamplingType
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from backend.engine.vllm import agent_wire as wire
+from backend.engine.vllm.draws import seeded_generator
 from backend.engine.vllm.kvblocks import KVBlocks
 from migration.channel.base import ABORTED, OVERTAKEN, Inbox, Outbox
 from migration.channel.torch_dist import RendezvousStore, TorchChannel, join_remote
@@ -154,6 +155,8 @@ class KVAgent:
         if order.sampler:
             generator = torch.Generator(device=self._blocks.device)
             generator.set_state(torch.frombuffer(bytearray(order.sampler), dtype=torch.uint8))
+        elif order.draws and params.sampling_type == SamplingType.RANDOM_SEED:
+            generator = seeded_generator(self._runner, params.seed, order.draws, self._blocks.device)
         self._runner.requests[order.request] = CachedRequestState(
             req_id=order.request,
             prompt_token_ids=order.prompt,

@@ -67,7 +67,10 @@ class ExportSampler(msgspec.Struct, frozen=True, tag="export"):
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
-    """Know this request as if it had run here. `sampling_params` is msgpack of vLLM's own struct."""
+    """Know this request as if it had run here. `sampling_params` is msgpack of vLLM's own struct.
+
+    `sampler` is its random state; where nobody knows it any more, it is that of its seed after `draws` draws.
+    """
 
     request: str
     prompt: list[int]
@@ -75,6 +78,7 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
     computed_tokens: int
     sampling_params: bytes
     sampler: bytes
+    draws: int = 0
 
 
 class Ok(msgspec.Struct, frozen=True, tag="ok"):

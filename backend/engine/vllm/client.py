@@ -14,11 +14,13 @@ import numpy as np
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.outputs import STREAM_FINISHED, PoolingRequestOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.core.sched.utils import check_stop
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestOutputCollector
 from vllm.v1.outputs import LogprobsLists
+from vllm.v1.request import Request
 
 from backend.engine.flight import Flight, current_flight
 from backend.engine.vllm import orders
@@ -112,6 +114,35 @@ class NotingOutputProcessor(OutputProcessor):
         self.engine_requests.pop(request_id, None)
 
 
+class KnownOutput:
+    """Known tokens in the form in which the engine would have put them out, with the end where vLLM's scheduler would have seen it."""
+
+    def __init__(self, request: EngineCoreRequest, max_model_tokens: int) -> None:
+        self._request = Request.from_engine_core_request(request, None)
+        self._max_model_tokens = max_model_tokens
+        params = request.sampling_params
+        self._with_logprobs = params is not None and params.logprobs is not None
+
+    def output(self, step: TokenStep) -> EngineCoreOutput:
+        """The next one. Figures that nobody knows any more are made up, for events that the client has been shown already."""
+        request = self._request
+        request.append_output_token_ids(step.token)
+        ended = check_stop(request, self._max_model_tokens)
+        return EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=[step.token],
+            new_logprobs=self._figures(step),
+            finish_reason=request.get_finished_reason() if ended else None,
+            stop_reason=request.stop_reason if ended else None,
+        )
+
+    def _figures(self, step: TokenStep) -> LogprobsLists | None:
+        if not self._with_logprobs:
+            return None
+        ids, logprobs, rank = step.logprobs or ((step.token,), (0.0,), 1)
+        return LogprobsLists(np.array([ids], dtype=np.int32), np.array([logprobs], dtype=np.float32), np.array([rank], dtype=np.int32))
+
+
 class MigratingLLM(AsyncLLM):
     """AsyncLLM whose `generate` serves flights. Requests without a flight are served exactly as vLLM serves them."""
 
@@ -142,10 +173,11 @@ class MigratingLLM(AsyncLLM):
         try:
             plain = await self.add_request(request_id, prompt, _marked(sampling_params, flight), **keywords)
             queue = self.noting.collector_of(plain)
+            finished = False
             if flight.replay is not None:
                 async for output in self._replay(flight, queue):
+                    finished = output.finished
                     yield output
-            finished = False
             while not finished:
                 output = queue.get_nowait() or await queue.get()
                 finished = output.finished
@@ -172,15 +204,23 @@ class MigratingLLM(AsyncLLM):
         return self.output_processor
 
     async def _replay(self, flight: Flight, queue: RequestOutputCollector) -> AsyncGenerator[RequestOutput, None]:
-        """Feed the known tokens one by one through vLLM's output processor, as if the engine had just made them."""
+        """Feed the known tokens one by one through vLLM's output processor, as if the engine had just made them.
+
+        The known tokens of a request that is resumed may be all it ever had: then the last output says so, and the shell is let go.
+        """
         assert flight.replay is not None
+        request = self.noting.engine_requests[queue.request_id]
+        known = KnownOutput(request, self.model_config.max_model_len)
         async for batch in flight.replay.batches():
             for step in batch:
-                self.output_processor.process_outputs([_output(queue.request_id, step)])
+                self.output_processor.process_outputs([known.output(step)])
                 output = queue.get_nowait()
                 if output is not None:
                     flight.note_yielded(1)
                     yield output
+                if not self.noting.has_request(request.request_id):
+                    await self.engine_core.abort_requests_async([request.request_id])
+                    return
         state = self.output_processor.request_states.get(queue.request_id)
         if state is not None and state.stats is not None and flight.history:
             # Without this vLLM's metrics would count the time before the move as one token gap.
@@ -223,11 +263,3 @@ def _steps(output: EngineCoreOutput) -> list[TokenStep]:
         )
         for row, token in enumerate(output.new_token_ids)
     ]
-
-
-def _output(request_id: str, step: TokenStep) -> EngineCoreOutput:
-    figures = None
-    if step.logprobs is not None:
-        ids, logprobs, rank = step.logprobs
-        figures = LogprobsLists(np.array([ids], dtype=np.int32), np.array([logprobs], dtype=np.float32), np.array([rank], dtype=np.int32))
-    return EngineCoreOutput(request_id=request_id, new_token_ids=[step.token], new_logprobs=figures)

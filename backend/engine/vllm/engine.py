@@ -236,6 +236,10 @@ class VllmEngine:
     async def activate(self, leg: Leg, steps: Sequence[TokenStep], computed_tokens: int, sampler: Sequence[bytes]) -> None:
         request = self._request(leg)
         output = [step.token for step in steps]
+        if not self._llm.noting.has_request(request):
+            raise RequestEnded
+        if self._unmovable is not None:
+            raise Refused(reason=self._unmovable)
         if output:
             await self._adopt(request, output, computed_tokens, sampler)
         await self._link.ask(lambda order: orders.Activate(order, request, output, computed_tokens), orders.Done)
@@ -290,6 +294,7 @@ class VllmEngine:
             computed_tokens=computed_tokens,
             sampling_params=msgspec.msgpack.encode(known.sampling_params),
             sampler=b"",
+            draws=0 if sampler else len(output),
         )
         orders_by_rank = [msgspec.structs.replace(adoption, sampler=state) for state in states]
         await self._agents.adopt(orders_by_rank, self._timeouts.channel_s)

@@ -123,6 +123,14 @@ async def test_forgotten_random_state_shows_in_the_tokens() -> None:
         assert moved.tokens != expected
 
 
+async def test_a_random_state_that_nobody_carries_is_that_of_its_seed() -> None:
+    async with open_world() as world:
+        expected = (await world.unmoved(SEEDED)).tokens
+        _, there, here = await begin(world, SEEDED)
+        moved = await (await move(world, here, there, hooks=Hooks(carry_no_sampler=True))).done()
+        assert moved.tokens == expected
+
+
 # -- staying
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from backend.engine.fake.engine import FakeEngine, build_fake_engine
 from backend.engine.fake.generation import Generation
-from backend.engine.fake.sampling import Sampling
+from backend.engine.fake.sampling import RandomState, Sampling
 from backend.engine.fake.settings import FakeSettings
 from backend.engine.fake.vocabulary import tokenize
 from backend.engine.flight import Flight, Replay, current_flight
@@ -127,6 +127,7 @@ class Hooks:
     before_freeze: Callable[[], Awaitable[None]] | None = None
     before_activate: Callable[[FakeEngine, EngineRequest], None] | None = None
     forget_sampler: bool = False
+    carry_no_sampler: bool = False
 
 
 async def move(world: World, here: Served, there: FakeEngine, *, stages: int = 2, hooks: Hooks = Hooks()) -> Served:
@@ -164,7 +165,12 @@ async def move(world: World, here: Served, there: FakeEngine, *, stages: int = 2
         await copy(2, copied, -(-computed_tokens // block_tokens))
     if hooks.before_activate:
         hooks.before_activate(there, arriving.generation().request)
-    await there.activate(leg, frozen.steps, computed_tokens, () if hooks.forget_sampler else frozen.sampler)
+    await there.activate(
+        leg,
+        frozen.steps,
+        computed_tokens,
+        (RandomState(0).dump(),) if hooks.forget_sampler else () if hooks.carry_no_sampler else frozen.sampler,
+    )
     assert arriving.flight.replay is not None
     arriving.flight.replay.extend(frozen.steps[len(known) :])
     arriving.flight.replay.finish()
