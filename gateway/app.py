@@ -27,6 +27,7 @@ from gateway.ledger import Ledger
 from gateway.metrics import Metrics
 from gateway.policy.dispatch import DispatchPolicy, LeastLoaded
 from gateway.request_ids import RequestIds
+from gateway.request_log import RequestLog, open_request_log
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream
 from gateway.watch import InstanceWatch
@@ -43,8 +44,12 @@ def build_app(settings: GatewaySettings, store: InstanceStore | None = None, pol
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[State]:
-        async with _store_of(settings, store) as shared, Upstream.open(settings.connect_timeout_s) as upstream:
-            parts = compose(settings, shared, upstream, policy or LeastLoaded())
+        async with (
+            _store_of(settings, store) as shared,
+            Upstream.open(settings.connect_timeout_s) as upstream,
+            open_request_log(settings.request_log, time.monotonic) as request_log,
+        ):
+            parts = compose(settings, shared, upstream, policy or LeastLoaded(), request_log)
             async with asyncio.TaskGroup() as tasks:
                 keepers = [tasks.create_task(parts.ledger.keep()), tasks.create_task(parts.watch.keep())]
                 yield {"composition": parts}
@@ -61,7 +66,9 @@ def build_app(settings: GatewaySettings, store: InstanceStore | None = None, pol
     return app
 
 
-def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream, policy: DispatchPolicy) -> Composition:
+def compose(
+    settings: GatewaySettings, store: InstanceStore, upstream: Upstream, policy: DispatchPolicy, request_log: RequestLog
+) -> Composition:
     """Wire the parts."""
     clock = time.monotonic  # the event loop's own may tick in whole milliseconds
     metrics = Metrics(CollectorRegistry())
@@ -70,7 +77,7 @@ def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream,
     events = EventFeed(settings.max_queued_events)
     watch = InstanceWatch(ledger, events)
     started_s = int(datetime.now(UTC).timestamp())
-    return Composition(settings, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, clock, started_s)
+    return Composition(settings, ledger, dispatcher, upstream, metrics, request_log, RequestIds(), events, watch, clock, started_s)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from gateway.events import EventFeed
 from gateway.ledger import Ledger
 from gateway.metrics import Metrics
 from gateway.request_ids import RequestIds
+from gateway.request_log import RequestLog
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream
 from gateway.watch import InstanceWatch
@@ -24,6 +25,7 @@ class Composition:
     dispatcher: Dispatcher
     upstream: Upstream
     metrics: Metrics
+    request_log: RequestLog
     request_ids: RequestIds
     events: EventFeed
     watch: InstanceWatch

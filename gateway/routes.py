@@ -49,6 +49,9 @@ class RelayEndpoint:
         finally:
             parts.metrics.requests.labels(relay.tier, relay.outcome).inc()
             parts.metrics.duration_s.labels(relay.tier).observe(parts.clock() - arrived_s)
+            entry = relay.entry(parts.clock() - arrived_s)
+            if entry is not None:
+                parts.request_log.write(entry)
 
 
 def relayed_routes() -> list[Route]:

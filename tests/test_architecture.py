@@ -20,7 +20,7 @@ MAY_IMPORT = {
     # An engine's HTTP app and its engine share a process, but an engine knows nothing of the llumlet in front of it.
     "backend.engine": ("backend.engine", "backend.registry.instance", "migration"),
     "backend.registry": ("backend.registry", "migration.leg", "migration.plan", "migration.typed_json"),
-    "gateway": ("gateway", "backend.registry", "migration.leg", "migration.plan", "migration.choice"),
+    "gateway": ("gateway", "backend.registry", "migration.leg", "migration.plan", "migration.choice", "migration.typed_json"),
     "gateway.policy": (
         "gateway.policy",
         "backend.registry.instance",
