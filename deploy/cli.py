@@ -52,6 +52,8 @@ def build_parser() -> argparse.ArgumentParser:
     add_plan(commands)
     add_compare(commands)
     add_paper(commands)
+    add_replay(commands)
+    add_trace(commands)
     return parser
 
 
@@ -178,6 +180,27 @@ def add_paper(commands: Commands) -> None:
     parser.set_defaults(run=run_paper)
 
 
+def add_replay(commands: Commands) -> None:
+    description = "Play a scenario's workload to a gateway, and compare what its clients see with the simulation (docs/simulator.md)."
+    parser = commands.add_parser("replay", help="compare the simulator with a live gateway", description=description)
+    parser.add_argument("scenario", metavar="SCENARIO.toml", help="cluster, costs, policy and workload")
+    parser.add_argument("--url", metavar="GATEWAY", help="base URL of the gateway")
+    parser.add_argument("--trace", metavar="FILE.csv", help="arrivals, in place of the scenario's own")
+    parser.add_argument("--model", default="fake", help="model to ask for (default: %(default)s)")
+    parser.add_argument("--key", metavar="KEY", help="bearer token, if the gateway wants one")
+    parser.add_argument("--time-scale", type=scale, default=1.0, metavar="X", help="live seconds for each of the scenario's (default: 1)")
+    parser.add_argument("--engine-env", action="store_true", help="print the environment of fake engines that are the scenario's, and stop")
+    parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    parser.set_defaults(run=run_replay)
+
+
+def add_trace(commands: Commands) -> None:
+    description = "Turn a gateway's request log (MIDSTREAM_REQUEST_LOG) into a trace for simulate, plan and replay, on standard output."
+    parser = commands.add_parser("trace", help="a trace of a gateway's request log", description=description)
+    parser.add_argument("log", metavar="LOG.jsonl", help="the log")
+    parser.set_defaults(run=run_trace)
+
+
 def run_up(options: argparse.Namespace) -> int:
     from deploy import up
     from deploy.model import ModelError
@@ -288,6 +311,36 @@ def run_paper(options: argparse.Namespace) -> int:
     experiments = tuple(options.experiments.split(",")) if options.experiments else ()
     asked = PaperOptions(plan, Path(options.out), experiments, options.processes or os.cpu_count() or 1)
     return simulator.run_paper(asked, as_json=options.json)
+
+
+def run_replay(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from simulator import __main__ as simulator
+    from simulator.replay import Target
+
+    if not options.engine_env and options.url is None:
+        print("error: --url is needed: where the gateway is", file=sys.stderr)
+        return 2
+    trace = Path(options.trace) if options.trace else None
+    target = None if options.engine_env else Target(options.url, options.model, options.key)
+    return simulator.run_replay(Path(options.scenario), trace, target, options.time_scale, as_json=options.json)
+
+
+def run_trace(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from simulator import __main__ as simulator
+
+    return simulator.run_trace(Path(options.log))
+
+
+def scale(text: str) -> float:
+    """A factor above 0, for argparse."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
 
 
 def positive(text: str) -> int:

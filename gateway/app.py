@@ -37,6 +37,7 @@ from gateway.policy.dispatch import DispatchPolicy, LeastLoaded
 from gateway.policy.tier import Tiers
 from gateway.rebalancer import Rebalancer
 from gateway.request_ids import RequestIds
+from gateway.request_log import RequestLog, open_request_log
 from gateway.scaling.parts import build_scaling
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream
@@ -63,8 +64,12 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[State]:
-        async with _store_of(settings, store) as shared, _open_upstream(settings) as upstream:
-            parts = compose(settings, shared, upstream, policy or LeastLoaded(), keys)
+        async with (
+            _store_of(settings, store) as shared,
+            _open_upstream(settings) as upstream,
+            open_request_log(settings.request_log, time.monotonic) as request_log,
+        ):
+            parts = compose(settings, shared, upstream, policy or LeastLoaded(), keys, request_log)
             async with asyncio.TaskGroup() as tasks:
                 keepers = [
                     tasks.create_task(parts.ledger.keep()),
@@ -93,7 +98,12 @@ def build_app(
 
 
 def compose(
-    settings: GatewaySettings, store: InstanceStore, upstream: Upstream, policy: DispatchPolicy, keys: KeyFile | None
+    settings: GatewaySettings,
+    store: InstanceStore,
+    upstream: Upstream,
+    policy: DispatchPolicy,
+    keys: KeyFile | None,
+    request_log: RequestLog,
 ) -> Composition:
     """Wire the parts."""
     clock = time.monotonic  # the event loop's own may tick in whole milliseconds
@@ -114,6 +124,7 @@ def compose(
         dispatcher=dispatcher,
         upstream=upstream,
         metrics=metrics,
+        request_log=request_log,
         request_ids=RequestIds(),
         events=events,
         watch=watch,

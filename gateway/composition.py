@@ -12,6 +12,7 @@ from gateway.ledger import Ledger
 from gateway.metrics import Metrics
 from gateway.passive.watcher import PassiveWatch
 from gateway.request_ids import RequestIds
+from gateway.request_log import RequestLog
 from gateway.scaling.parts import ScalingParts
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream
@@ -28,6 +29,7 @@ class Composition:
     dispatcher: Dispatcher
     upstream: Upstream
     metrics: Metrics
+    request_log: RequestLog
     request_ids: RequestIds
     events: EventFeed
     watch: InstanceWatch

@@ -37,6 +37,7 @@ from gateway.errors import (
 from gateway.headers import find_header, request_headers
 from gateway.openai import BodyFields, read_body, read_tier
 from gateway.policy.view import InstanceView
+from gateway.request_log import RequestEntry
 from gateway.sse import Decoder, Event, EventTooLong
 from gateway.transcript import Transcript, Verdict
 from gateway.upstream import UpstreamResponse
@@ -79,6 +80,8 @@ class Relay:
         self._event_at_s = self._arrived_s
         self._gap_leg: Leg | None = None
         self._left: InstanceId | None = None
+        self._asked: BodyFields | None = None
+        self._first_byte_s: float | None = None
         self.tier, self._tier_note = read_tier(find_header(self._raw_headers, b"priority"))
         self.outcome = "failed"
 
@@ -86,6 +89,16 @@ class Relay:
     def used_tokens(self) -> int:
         """What the request has cost so far: nothing until it has an answer, then its prompt (an estimate) and what has been relayed."""
         return self._fields.prompt_tokens + self._transcript.tokens if self._client.started and self._transcript.tokens else 0
+
+    def entry(self, e2e_s: float) -> RequestEntry | None:
+        """What the request log gets; None if the request was never understood."""
+        if self._asked is None:
+            return None
+        fields, ttft_s = self._asked, self._first_byte_s
+        tokens, served_by = self._transcript.tokens, self._served_by if ttft_s is not None else ""
+        return RequestEntry(
+            self._request, self._arrived_s, self.tier, fields.model, fields.prompt_tokens, tokens, ttft_s, e2e_s, self.outcome, served_by
+        )
 
     # ------------------------------------------------------------------ admit, place, watch
 
@@ -98,6 +111,7 @@ class Relay:
             self._fields: BodyFields = read_body(self._body)
             await self._caller.admit(self._fields.model, self.tier, self._fields.prompt_tokens + self._fields.max_output_tokens)
             self._request = self._issue_id()
+            self._asked = self._fields
             place = self._parts.ledger.place(self._request, self.tier, self._fields.prompt_tokens)
             async with place as self._place, asyncio.TaskGroup() as self._tasks:
                 attendant = self._tasks.create_task(self._attend())
@@ -353,7 +367,8 @@ class Relay:
         self._deadline.reschedule(None)
         self._patience.reschedule(None)
         self._client.ours.append((b"x-midstream-instance", self._served_by.encode()))
-        self._parts.metrics.first_byte_s.labels(self.tier).observe(self._parts.clock() - self._arrived_s)
+        self._first_byte_s = self._parts.clock() - self._arrived_s
+        self._parts.metrics.first_byte_s.labels(self.tier).observe(self._first_byte_s)
 
     async def _start(self) -> None:
         self._begin()

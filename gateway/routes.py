@@ -58,6 +58,9 @@ class RelayEndpoint:
             parts.metrics.requests.labels(relay.tier, relay.outcome).inc()
             parts.metrics.duration_s.labels(relay.tier).observe(parts.clock() - arrived_s)
             await caller.settle(relay.used_tokens)
+            entry = relay.entry(parts.clock() - arrived_s)
+            if entry is not None:
+                parts.request_log.write(entry)
 
 
 async def _admit(parts: Composition, scope: Scope, client: Downstream, place: contextlib.ExitStack) -> Caller | None:

@@ -43,6 +43,9 @@ class GatewaySettings(BaseSettings):
     gateway_id: str = Field(
         default_factory=lambda: f"g-{secrets.token_hex(3)}", min_length=1, description="Name of this replica in claims; random if unset."
     )
+    request_log: Path | None = Field(
+        default=None, description="File that gets one JSON line for each request that is over, for `midstream trace`. Unset: none."
+    )
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$", description="Least severe level that is logged.")
 
     api_keys_file: Path | None = Field(

@@ -1,6 +1,7 @@
 """`python -m simulator`, and what `midstream simulate` runs: reads files, prints tables."""
 
 import argparse
+import asyncio
 import csv
 import json
 import sys
@@ -9,14 +10,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 
+from simulator.calibration import agreements, engine_environment
+from simulator.calibration import table as agreement_table
 from simulator.comparison import NAMES, Figures, ratios
 from simulator.outcome import PER_REQUEST_HEADER, Outcome, Spread, mean
 from simulator.paper import command
 from simulator.paper.command import PaperOptions
 from simulator.plan import Objectives, needs, picture
+from simulator.replay import ReplayError, Target, play
+from simulator.request_trace import trace_of
 from simulator.run import arrivals_of, simulate
 from simulator.scenario import Scenario, ScenarioError, parse, policy_named
-from simulator.workload import Arrival, TraceError, read_csv
+from simulator.workload import Arrival, TraceError, csv_rows, read_csv
 
 
 def run_simulate(scenario_file: Path, trace_file: Path | None, per_request_file: Path | None, *, as_json: bool) -> int:
@@ -103,6 +108,44 @@ def run_paper(options: PaperOptions, *, as_json: bool) -> int:
         print(json.dumps({table.name: table.to_json() for section in sections for table in section.tables}))
     else:
         print("\n".join(table.markdown() for section in sections for table in section.tables))
+    return 0
+
+
+def run_replay(scenario_file: Path, trace_file: Path | None, target: Target | None, time_scale: float, *, as_json: bool) -> int:
+    """Play and compare; without a target, print the engines' environment. Answers the exit status: 1 if the two do not agree."""
+    try:
+        scenario, arrivals = load(scenario_file, trace_file)
+        if target is None:
+            print("\n".join(f"{name}={value}" for name, value in engine_environment(scenario, time_scale).items()))
+            return 0
+        simulated = simulate(scenario, arrivals, perf_counter)
+        played = asyncio.run(play(target, arrivals, time_scale, scenario.workload.seed, perf_counter))
+    except (OSError, ScenarioError, TraceError, ReplayError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    rows = agreements(played.measured, time_scale, simulated)
+    if as_json:
+        shown = [{**asdict(row), "deviation": row.deviation, "within": row.within()} for row in rows]
+        print(json.dumps({"requests": len(played.measured), "failures": list(played.failures), "means": shown}))
+    else:
+        print(agreement_table(rows))
+        print(
+            f"{len(played.measured)} requests answered, {len(played.failures)} not" + "".join(f"\n  {each}" for each in played.failures[:5])
+        )
+    return 0 if all(row.within() for row in rows) and not played.failures else 1
+
+
+def run_trace(log_file: Path) -> int:
+    """Print the trace of a request log. Answers the exit status."""
+    try:
+        with log_file.open(encoding="utf-8") as file:
+            trace = trace_of(file)
+    except (OSError, TraceError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    csv.writer(sys.stdout, lineterminator="\n").writerows(csv_rows(trace.arrivals))
+    if trace.skipped:
+        print(f"{trace.skipped} requests without a token are left out", file=sys.stderr)
     return 0
 
 

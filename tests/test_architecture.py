@@ -28,11 +28,7 @@ MAY_IMPORT = {
         "migration.plan",
         "migration.choice",
         "migration.question",
-    ),
-    # Operations are documents in the shared store.
-    **dict.fromkeys(
-        ("gateway.scaling", "gateway.admin.scaling"),
-        ("gateway", "backend.registry", "migration.leg", "migration.plan", "migration.choice", "migration.typed_json"),
+        "migration.typed_json",
     ),
     "backend.peers": ("backend.peers",),
     "gateway.policy": (

@@ -1,0 +1,37 @@
+import pytest
+
+from backend.engine.fake.settings import FakeSettings
+from simulator.calibration import Agreement, Measured, agreements, engine_environment, table
+from simulator.outcome import Outcome, RequestOutcome
+from simulator.scenario import from_dict
+
+SCENARIO = from_dict({"workload": {"trace": "S-S", "rate": 4}, "cluster": {"capacity_blocks": 400, "prefill": "first"}})
+
+
+def simulated(ttft_s: float, tpot_s: float | None, e2e_s: float) -> Outcome:
+    request = RequestOutcome(0.0, 10, 3, "normal", ttft_s, tpot_s, e2e_s, 0.0, 0, 0, "i0")
+    return Outcome((request,), (), 0, 1.0)
+
+
+def test_live_times_are_brought_to_the_scenarios() -> None:
+    rows = agreements([Measured(0.4, 0.04, 2.0, 3), Measured(0.2, None, 2.0, 1)], 2.0, simulated(0.15, 0.02, 1.3))
+    assert [(row.figure, row.live_s) for row in rows] == [("TTFT", pytest.approx(0.15)), ("TPOT", 0.02), ("end to end", 1.0)]
+    assert [row.within() for row in rows] == [True, True, False]
+    assert rows[2].deviation == pytest.approx(0.3)
+    assert table(rows).count("not within 15 %") == 1
+
+
+def test_nothing_live_agrees_with_nothing() -> None:
+    assert not Agreement("TTFT", 0.0, 0.1).within()
+
+
+def test_fake_engines_become_the_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in engine_environment(SCENARIO, 3.0).items():
+        monkeypatch.setenv(name, value)
+    settings = FakeSettings(_env_file=None)
+    slow, shape = settings.shape(), SCENARIO.shape()
+    assert (slow.capacity_blocks, slow.block_tokens, slow.watermark, slow.style) == (400, 16, shape.watermark, shape.style)
+    assert (slow.max_batch, slow.max_prefill_tokens, slow.max_model_tokens) == (shape.max_batch, shape.max_prefill_tokens, 6400)
+    assert slow.cost.step_s(3, 100, 50, 2500) == pytest.approx(3 * shape.cost.step_s(3, 100, 50, 2500))
+    assert settings.time_scale == 3.0
+    assert not settings.prefix_cache
