@@ -20,6 +20,7 @@ from backend.registry.store import InstanceStore
 from gateway import routes
 from gateway.admin.router import admin_router
 from gateway.composition import Composition
+from gateway.decisions import DecisionLog
 from gateway.dispatcher import Dispatcher
 from gateway.errors import GatewayError, MalformedBody, MethodNotAllowed, NotFound
 from gateway.events import EventFeed
@@ -79,11 +80,12 @@ def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream,
     clock = time.monotonic  # the event loop's own may tick in whole milliseconds
     metrics = Metrics(CollectorRegistry())
     ledger = Ledger(store, settings, clock, metrics)
-    dispatcher = Dispatcher(ledger, policy, settings, clock, Random())
+    decisions = DecisionLog(settings.decisions_kept, logged=settings.log_decisions, metrics=metrics)
+    dispatcher = Dispatcher(ledger, policy, settings, clock, Random(), decisions)
     events = EventFeed(settings.max_queued_events)
     watch = InstanceWatch(ledger, events)
     started_s = int(datetime.now(UTC).timestamp())
-    return Composition(settings, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, clock, started_s)
+    return Composition(settings, ledger, dispatcher, upstream, metrics, RequestIds(), events, decisions, watch, clock, started_s)
 
 
 @asynccontextmanager

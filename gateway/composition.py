@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from starlette.types import Scope
 
+from gateway.decisions import DecisionLog
 from gateway.dispatcher import Dispatcher
 from gateway.events import EventFeed
 from gateway.ledger import Ledger
@@ -26,6 +27,7 @@ class Composition:
     metrics: Metrics
     request_ids: RequestIds
     events: EventFeed
+    decisions: DecisionLog
     watch: InstanceWatch
     clock: Callable[[], float]
     started_s: int
