@@ -24,6 +24,7 @@ from gateway.access.keyfile import KeyFile
 from gateway.access.limiter import Limiter
 from gateway.admin.router import admin_router
 from gateway.composition import Composition
+from gateway.decisions import DecisionLog
 from gateway.dispatcher import Dispatcher
 from gateway.errors import GatewayError, MalformedBody, MethodNotAllowed, NotFound
 from gateway.events import EventFeed
@@ -109,7 +110,8 @@ def compose(
     clock = time.monotonic  # the event loop's own may tick in whole milliseconds
     metrics = Metrics(CollectorRegistry())
     ledger = Ledger(store, settings, clock, metrics)
-    dispatcher = Dispatcher(ledger, policy, settings, clock, Random())
+    decisions = DecisionLog(settings.decisions_kept, logged=settings.log_decisions, metrics=metrics)
+    dispatcher = Dispatcher(ledger, policy, settings, clock, Random(), decisions)
     events = EventFeed(settings.max_queued_events)
     watch = InstanceWatch(ledger, events)
     scaling = build_scaling(settings, store, upstream, ledger, events, clock)
@@ -127,6 +129,7 @@ def compose(
         request_log=request_log,
         request_ids=RequestIds(),
         events=events,
+        decisions=decisions,
         watch=watch,
         scaling=scaling,
         passive=passive,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from gateway.access.gate import Gate
+from gateway.decisions import DecisionLog
 from gateway.dispatcher import Dispatcher
 from gateway.events import EventFeed
 from gateway.ledger import Ledger
@@ -32,6 +33,7 @@ class Composition:
     request_log: RequestLog
     request_ids: RequestIds
     events: EventFeed
+    decisions: DecisionLog
     watch: InstanceWatch
     scaling: ScalingParts
     passive: PassiveWatch

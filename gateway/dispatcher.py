@@ -1,13 +1,14 @@
 """Finds a request its instance: reads a view, asks the policy for an order, claims the first that is as it was seen."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from backend.registry.store import Candidate
+from gateway.decisions import DecisionLog
 from gateway.errors import ModelNotFound, NoInstance, NoOtherInstance
 from gateway.ledger import Ledger, Place
+from gateway.policy.decision import Dispatch
 from gateway.policy.dispatch import DispatchPolicy
 from gateway.policy.view import ClusterView, InstanceView, RequestView
 from gateway.settings import GatewaySettings
@@ -17,12 +18,21 @@ from migration.leg import InstanceId
 class Dispatcher:
     """Owned by the app. Choices of one gateway are made one after the other, so that they do not conflict among themselves."""
 
-    def __init__(self, ledger: Ledger, policy: DispatchPolicy, settings: GatewaySettings, clock: Callable[[], float], rng: Random) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        policy: DispatchPolicy,
+        settings: GatewaySettings,
+        clock: Callable[[], float],
+        rng: Random,
+        decisions: DecisionLog,
+    ) -> None:
         self._ledger = ledger
         self._policy = policy
         self._settings = settings
         self._clock = clock
         self._rng = rng
+        self._decisions = decisions
         self._choosing = asyncio.Lock()
         self._suspects: dict[InstanceId, float] = {}
 
@@ -33,10 +43,12 @@ class Dispatcher:
             while True:
                 cluster = await self._ledger.view(max_age_s)
                 request = RequestView(place.request, model, place.tier, place.prompt_tokens, excluded)
-                order = self._order(request, cluster)
+                decision = self._decide(request, cluster)
+                order = decision.order
                 if order and await self._ledger.take(place, order) and place.instance is not None:
                     view = cluster.find(place.instance)
                     if view is not None:
+                        self._decisions.note(replace(decision, chosen=view.id))
                         return view
                 elif not order and max_age_s <= 0:
                     raise _nobody(model, cluster)
@@ -60,14 +72,15 @@ class Dispatcher:
         """It has come back: use it again."""
         self._suspects.pop(instance, None)
 
-    def _order(self, request: RequestView, cluster: ClusterView) -> Sequence[Candidate]:
+    def _decide(self, request: RequestView, cluster: ClusterView) -> Dispatch:
         now_s = self._clock()
         self._suspects = {instance: until_s for instance, until_s in self._suspects.items() if until_s > now_s}
-        if self._suspects:
-            careful = replace(request, excluded=request.excluded | self._suspects.keys())
-            if order := self._policy.order(careful, cluster, self._rng):
-                return order
-        return self._policy.order(request, cluster, self._rng)
+        seed = self._rng.getrandbits(32)
+        careful = replace(request, excluded=request.excluded | frozenset(self._suspects))
+        order = self._policy.order(careful, cluster, Random(seed))
+        if not order and self._suspects:
+            careful, order = request, self._policy.order(request, cluster, Random(seed))
+        return Dispatch(careful, self._policy, cluster, seed, tuple(order))
 
 
 def _nobody(model: str | None, cluster: ClusterView) -> ModelNotFound | NoInstance:

@@ -3,6 +3,7 @@
 GatewayError
 ├── MalformedBody        400  not JSON, or not an object
 ├── MalformedOrder       400  an admin order that makes no sense
+├── MalformedQuery       400  an admin question that makes no sense
 ├── Unauthorized         401  /admin without its token
 ├── BadApiKey            401  no API key, or an unknown one
 ├── ModelNotAllowed      403  the API key is not for that model
@@ -93,6 +94,12 @@ class MalformedOrder(GatewayError):
     """An admin order with missing or unusable fields."""
 
     status, type, code = 400, "invalid_request_error", "invalid_order"
+
+
+class MalformedQuery(GatewayError):
+    """An admin question with unusable parameters."""
+
+    status, type, code = 400, "invalid_request_error", "invalid_query"
 
 
 class Unauthorized(GatewayError):

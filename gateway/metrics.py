@@ -50,11 +50,18 @@ class Metrics:
         self.move_frozen_s = Histogram(
             f"{prefix}_migration_frozen_seconds", "Freeze to committed, of a move that was made.", buckets=_GAP_SECONDS, registry=registry
         )
+        self.decisions = Counter(
+            f"{prefix}_decisions", "Decisions by kind and by the instance that was chosen.", ["kind", "instance"], registry=registry
+        )
         self.leading = Gauge(f"{prefix}_rebalancing", "1 while this gateway holds the lease of rebalancing.", registry=registry)
         self.conflicts = Counter(f"{prefix}_claim_conflicts", "Claims lost to another gateway's, and chosen anew.", registry=registry)
         self.store_errors = Counter(f"{prefix}_store_errors", "Questions the store did not answer.", registry=registry)
         self.store_up = Gauge(f"{prefix}_store_up", "1 while the store answers.", registry=registry)
         self.store_up.set(1)
+
+    def note_decision(self, kind: str, instance: str) -> None:
+        """A decision has chosen that instance."""
+        self.decisions.labels(kind, instance).inc()
 
     def note_move(self, outcome: MigrationOutcome, reason: str) -> None:
         """A move ordered here is over."""

@@ -19,10 +19,12 @@ from functools import partial
 
 from backend.registry.lease import LeaseStore
 from gateway.composition import Composition
+from gateway.decisions import Moving
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamDeclined, UpstreamFailed
 from gateway.mover import conclude, order
 from gateway.policy.budget import Budget
 from gateway.policy.config import Policy
+from gateway.policy.decision import Pairing, Trade, pair_up
 from gateway.policy.load import standing
 from gateway.policy.question import offer_question, pair_question
 from gateway.policy.rebalance import Grant, Offer, Pair, Reason, pools
@@ -99,7 +101,7 @@ class Rebalancer:
                 await self._rebalance(term, ClusterView(able), tasks)
 
     async def _rebalance(self, term: Term, pool: ClusterView, tasks: asyncio.TaskGroup) -> None:
-        pairs = self._pairs(pool)
+        pairs = pair_up(self._rules, pool)
         busy_out, busy_in = self._busy(pool)
         offers: Sequence[Offer] = ()
         if self._rules.price is not None:
@@ -112,18 +114,10 @@ class Rebalancer:
         for pair in pairs:
             if pair.source not in busy_out and pair.destination not in busy_in and self._take(pair.source, pair.destination):
                 tasks.create_task(self._guarded(partial(self._work_on, term, pair, pool, tasks), pair.source, pair.destination))
-        for grant in await self._trade(term, offers, pool):
+        trade = await self._trade(term, offers, pool)
+        for grant in trade.grants:
             if self._take(grant.source, grant.move.destination):
-                tasks.create_task(self._guarded(partial(self._grant, term, grant, pool, tasks), grant.source, grant.move.destination))
-
-    def _pairs(self, pool: ClusterView) -> Sequence[Pair]:
-        """Those of the queue step first; no instance is in two."""
-        found: list[Pair] = []
-        for step in (self._rules.queue, self._rules.pairing):
-            if step is not None:
-                taken = {each for pair in found for each in (pair.source, pair.destination)}
-                found += [pair for pair in step.pairs(pool) if not {pair.source, pair.destination} & taken]
-        return found
+                tasks.create_task(self._guarded(partial(self._grant, term, grant, trade, tasks), grant.source, grant.move.destination))
 
     def _busy(self, pool: ClusterView) -> tuple[frozenset[InstanceId], frozenset[InstanceId]]:
         """Who gives, and who takes, already: as they report, or as ordered here and not reported yet."""
@@ -171,7 +165,11 @@ class Rebalancer:
                 cool_down_s=self._rules.cool_down_s,
             )
             moves = await self._ask(source, question)
-            if not moves or not await self._carry_out(term, pair.reason, moves[0], source, destination, tasks):
+            if not moves:
+                return
+            why = Pairing(self._rules, seen, pair_up(self._rules, seen))
+            moving = Moving(moves[0], question.source, question.destinations[0], pair.reason, why)
+            if not await self._carry_out(term, moving, source, destination, tasks):
                 return
             seen = await self._still_holding(pair, source, destination)
 
@@ -188,18 +186,17 @@ class Rebalancer:
                 break
             await asyncio.sleep(NEWS_POLL_S)
         both = ClusterView(views)
-        return both if any((each.source, each.reason) == (pair.source, pair.reason) for each in self._pairs(both)) else None
+        return both if any((each.source, each.reason) == (pair.source, pair.reason) for each in pair_up(self._rules, both)) else None
 
     # ------------------------------------------------------------------ prices
 
-    async def _trade(self, term: Term, offers: Sequence[Offer], pool: ClusterView) -> Sequence[Grant]:
-        """Ask all at once, and grant the best."""
-        if not offers or self._rules.price is None:
-            return ()
+    async def _trade(self, term: Term, offers: Sequence[Offer], pool: ClusterView) -> Trade:
+        """Ask all at once; the best of what they offer is granted."""
         async with asyncio.TaskGroup() as asking:
-            asked = {offer.source.instance: asking.create_task(self._ask_offer(term, offer, pool)) for offer in offers}
-        answers = {source: task.result() for source, task in asked.items()}
-        return self._rules.price.grants(answers)
+            asked = [(offer.source.instance, asking.create_task(self._ask_offer(term, offer, pool))) for offer in offers]
+        answers = tuple((source, tuple(task.result())) for source, task in asked)
+        grants = self._rules.price.grants(dict(answers)) if self._rules.price is not None else ()
+        return Trade(self._rules, pool, answers, tuple(grants))
 
     async def _ask_offer(self, term: Term, offer: Offer, pool: ClusterView) -> Sequence[Move]:
         question = offer_question(
@@ -211,9 +208,11 @@ class Rebalancer:
             log.info("%s did not say what it would give: %s", offer.source.instance, error)
             return ()
 
-    async def _grant(self, term: Term, grant: Grant, pool: ClusterView, tasks: asyncio.TaskGroup) -> None:
-        source, destination = _known(pool, grant.source), _known(pool, grant.move.destination)
-        await self._carry_out(term, Reason.PRICE, grant.move, source, destination, tasks)
+    async def _grant(self, term: Term, grant: Grant, trade: Trade, tasks: asyncio.TaskGroup) -> None:
+        source, destination = _known(trade.cluster, grant.source), _known(trade.cluster, grant.move.destination)
+        tiers = self._policy.tiers
+        moving = Moving(grant.move, standing(source, tiers), standing(destination, tiers), Reason.PRICE, trade)
+        await self._carry_out(term, moving, source, destination, tasks)
 
     # ------------------------------------------------------------------ instances
 
@@ -258,16 +257,18 @@ class Rebalancer:
             raise
 
     async def _carry_out(
-        self, term: Term, reason: Reason, move: Move, source: InstanceView, destination: InstanceView, tasks: asyncio.TaskGroup
+        self, term: Term, moving: Moving, source: InstanceView, destination: InstanceView, tasks: asyncio.TaskGroup
     ) -> bool:
         """Whether it has moved. Raises UpstreamFailed."""
         budget = self._budget.spend(self._parts.clock())
         if budget is None or not self._office.may_act(term) or source.id not in term.fenced:
             return False
         self._budget = budget
+        reason = moving.reason
         waits = reason is Reason.QUEUE
         mode = MigrationMode.RECOMPUTE if waits else MigrationMode.LIVE
-        plan = MigrationPlan(move.request, Destination(destination.id, destination.report.url), mode, only_waiting=waits)
+        plan = MigrationPlan(moving.move.request, Destination(destination.id, destination.report.url), mode, only_waiting=waits)
+        self._parts.decisions.note(moving)
         outcome = await order(self._parts, plan, source, reason=reason.value, token=term.token)
         tasks.create_task(conclude(self._parts, plan, source, outcome, reason=reason.value))
         return outcome.result is MigrationResult.MOVED

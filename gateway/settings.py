@@ -107,6 +107,12 @@ class GatewaySettings(BaseSettings):
         default=1800.0, gt=0, description="Seconds such a server may take for an answer that does not stream, before 504."
     )
 
+    decisions_kept: int = Field(default=1000, ge=0, description="Decisions that /admin/decisions can tell of: the latest so many.")
+    log_decisions: bool = Field(
+        default=True,
+        description="Write a line of JSON for each dispatch and each move: what was seen, what else there was, what was chosen.",
+    )
+
     admin_timeout_s: float = Field(default=1.0, gt=0, description="Seconds an instance may take to list its requests.")
     migration_timeout_s: float = Field(default=300.0, gt=0, description="Seconds an ordered migration may take in all.")
     max_queued_events: int = Field(

@@ -39,6 +39,7 @@ MAY_IMPORT = {
         "migration.plan",
         "migration.choice",
         "migration.question",
+        "migration.typed_json",
     ),
     "simulator": ("simulator", "gateway", "backend", "migration"),
     "bench": ("bench", "simulator", "deploy", "gateway", "backend", "migration"),

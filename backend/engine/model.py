@@ -19,6 +19,7 @@ from operator import attrgetter
 from backend.engine.blocks import BlockPool
 from backend.engine.request import EngineRequest, RequestState
 from backend.engine.shape import EngineShape, PrefillStyle
+from backend.engine.stepcost import StepWork
 from backend.registry.instance import InstanceState, LoadReport, StepCost, TierLoad
 from migration.leg import InstanceId
 
@@ -36,6 +37,7 @@ class Step:
     """What runs between begin_step and end_step: each request with the number of tokens computed for it."""
 
     work: Sequence[tuple[EngineRequest, int]]
+    done: StepWork
     duration_s: float
     admitted: Sequence[EngineRequest]
     preempted: Sequence[EngineRequest]
@@ -186,7 +188,8 @@ class EngineModel:
             work = work + admitted
         if not work:
             return None
-        self._step = Step(work, self._duration_s(work), [r for r, _ in admitted], preempted)
+        done = _work_of(work)
+        self._step = Step(work, done, self._duration_s(done), [r for r, _ in admitted], preempted)
         self._last_step_s = self._step.duration_s
         return self._step
 
@@ -263,6 +266,8 @@ class EngineModel:
                 cost.decode_per_request_s,
                 self._last_step_s,
                 1 / cost.prefill_per_token_s if cost.prefill_per_token_s else 0.0,
+                cost.prefill_base_s,
+                cost.prefill_per_token2_s,
             ),
         )
 
@@ -366,13 +371,17 @@ class EngineModel:
             budget -= n
         return work
 
-    def _duration_s(self, work: Sequence[tuple[EngineRequest, int]]) -> float:
-        decodes = context_tokens = prefill_tokens = prefill_tokens2 = 0
-        for request, n in work:
-            if n == 1 and request.output_tokens:
-                decodes += 1
-                context_tokens += request.tokens
-            else:
-                prefill_tokens += n
-                prefill_tokens2 += n * (2 * request.computed_tokens + n)
-        return self.shape.cost.step_s(decodes, context_tokens, prefill_tokens, prefill_tokens2)
+    def _duration_s(self, done: StepWork) -> float:
+        return self.shape.cost.step_s(done.decodes, done.context_tokens, done.prefill_tokens, done.prefill_tokens2)
+
+
+def _work_of(work: Sequence[tuple[EngineRequest, int]]) -> StepWork:
+    decodes = context_tokens = prefill_tokens = prefill_tokens2 = 0
+    for request, n in work:
+        if n == 1 and request.output_tokens:
+            decodes += 1
+            context_tokens += request.tokens
+        else:
+            prefill_tokens += n
+            prefill_tokens2 += n * (2 * request.computed_tokens + n)
+    return StepWork(decodes, context_tokens, prefill_tokens, prefill_tokens2)

@@ -39,7 +39,8 @@ class TierLoad:
 class StepCost:
     """The engine's own measurements. One decode step takes about base_s + per_token_s * context tokens + per_request_s * batch.
 
-    `prefill_tokens_per_s` is the measured prefill rate. Zero means: not measured yet.
+    A step with n prompt tokens takes prefill_base_s (instead of base_s, if that is less) + n / prefill_tokens_per_s
+    + prefill_per_token2_s * (end^2 - start^2) beside its decodes. Zero means: not measured yet.
     """
 
     base_s: float = 0.0
@@ -47,6 +48,8 @@ class StepCost:
     per_request_s: float = 0.0
     last_step_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
+    prefill_base_s: float = 0.0
+    prefill_per_token2_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from backend.engine.fake.memory import KVMemory
 from backend.engine.fake.sampling import finish_reason, next_step
 from backend.engine.model import EngineModel, Step
 from backend.engine.request import EngineRequest, RequestState
+from backend.engine.stepcost import StepCostFit
 from backend.registry.instance import LoadReport
 from migration.messages import TokenStep
 
@@ -27,6 +28,7 @@ class Runner:
         self._boundary: list[Callable[[], None]] = []
         self._wake = asyncio.Event()
         self._watchers: list[Callable[[bool], None]] = []
+        self._fit = StepCostFit()
 
     def watch(self, changed: Callable[[bool], None]) -> None:
         """Call `changed(urgent)` after every change of the load."""
@@ -34,7 +36,7 @@ class Runner:
 
     def report(self, models: tuple[str, ...], engine: str) -> LoadReport:
         """The load now, of an engine of that name and version that serves these models."""
-        return replace(self.model.report(self._clock()), models=models, engine=engine)
+        return replace(self.model.report(self._clock()), models=models, engine=engine, cost=self._fit.cost())
 
     def generations(self) -> Sequence[Generation]:
         """All that have not ended."""
@@ -101,7 +103,8 @@ class Runner:
     async def run(self) -> None:
         """Steps, for ever."""
         while True:
-            step = self.model.begin_step(self._clock())
+            begun_s = self._clock()
+            step = self.model.begin_step(begun_s)
             if step is None:
                 self._wake.clear()
                 await self._wake.wait()
@@ -110,6 +113,7 @@ class Runner:
                 self.changed(urgent=True)
             await asyncio.sleep(step.duration_s)
             freed = self._finish(step)
+            self._fit.note(step.done, self._clock() - begun_s)
             actions, self._boundary = self._boundary, []
             for perform in actions:
                 perform()

@@ -128,10 +128,7 @@ class VllmEngine:
             migrations_out=0,
             max_batch=config.scheduler_config.max_num_seqs,
             max_model_tokens=config.model_config.max_model_len,
-            cost=StepCost(
-                last_step_s=load.last_step_s if load else 0.0,
-                prefill_tokens_per_s=load.prefill_tokens_per_s if load else 0.0,
-            ),
+            cost=StepCost(**msgspec.structs.asdict(load.cost)) if load else StepCost(),
         )
 
     def watch_load(self, changed: Callable[[bool], None]) -> None:

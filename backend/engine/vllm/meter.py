@@ -1,38 +1,62 @@
 """The load of one vLLM scheduler, in the terms of a LoadReport. Reads the scheduler, changes nothing."""
 
 import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from backend.engine.stepcost import StepCostFit, StepWork
 from backend.engine.vllm import orders
+from backend.registry.instance import StepCost
 
 
 class StepMeter:
-    """Times steps: the last pure decode step, and the rate of prefill, each as a running mean."""
+    """Times steps and learns what they cost. A step that was scheduled while another was under way lasts from that one's end."""
 
     def __init__(self) -> None:
-        self.last_step_s = 0.0
-        self.prefill_tokens_per_s = 0.0
         self.preemptions = 0
-        self._started_s = 0.0
+        self._fit = StepCostFit()
+        self._under_way: deque[tuple[SchedulerOutput, float, StepWork]] = deque()
+        self._ended_s = 0.0
 
-    def scheduled(self, output: SchedulerOutput) -> None:
-        self._started_s = time.monotonic()
+    @property
+    def cost(self) -> StepCost:
+        return self._fit.cost()
+
+    def scheduled(self, output: SchedulerOutput, requests: Mapping[str, Request]) -> None:
+        """This runs now. `requests` are those of the scheduler, which counts the step's tokens as computed already."""
         self.preemptions += len(output.preempted_req_ids or ())
+        self._under_way.append((output, time.monotonic(), _work_of(output, requests)))
 
     def processed(self, output: SchedulerOutput) -> None:
-        tokens = output.total_num_scheduled_tokens
-        elapsed_s = time.monotonic() - self._started_s
-        if not tokens or elapsed_s <= 0:
-            return
-        requests = len(output.num_scheduled_tokens)
-        if tokens == requests:
-            self.last_step_s = elapsed_s
-        elif tokens - requests >= 16:
-            rate = tokens / elapsed_s
-            self.prefill_tokens_per_s = rate if not self.prefill_tokens_per_s else 0.8 * self.prefill_tokens_per_s + 0.2 * rate
+        """This is over; steps scheduled before it that were never processed count for nothing."""
+        now_s = time.monotonic()
+        while self._under_way:
+            scheduled, started_s, work = self._under_way.popleft()
+            if scheduled is output:
+                self._fit.note(work, now_s - max(started_s, self._ended_s))
+                break
+        self._ended_s = now_s
+
+
+def _work_of(output: SchedulerOutput, requests: Mapping[str, Request]) -> StepWork:
+    decodes = context_tokens = prefill_tokens = prefill_tokens2 = 0
+    for request_id, n in output.num_scheduled_tokens.items():
+        request = requests.get(request_id)
+        if request is None:
+            continue
+        end = request.num_computed_tokens
+        if n == 1 and end > request.num_prompt_tokens:
+            decodes += 1
+            context_tokens += end
+        else:
+            prefill_tokens += n
+            prefill_tokens2 += n * (2 * end - n)
+    return StepWork(decodes, context_tokens, prefill_tokens, prefill_tokens2)
 
 
 def measure_load(scheduler: Scheduler, meter: StepMeter, urgent: bool) -> orders.Load:
@@ -60,8 +84,7 @@ def measure_load(scheduler: Scheduler, meter: StepMeter, urgent: bool) -> orders
         oldest_waiting_s=max((max(0.0, now - request.arrival_time) for request in waiting), default=0.0),
         tiers=list(tiers.values()),
         preemptions=meter.preemptions,
-        last_step_s=meter.last_step_s,
-        prefill_tokens_per_s=meter.prefill_tokens_per_s,
+        cost=orders.Cost(**asdict(meter.cost)),
     )
 
 

@@ -112,6 +112,18 @@ class TierCount(msgspec.Struct, frozen=True):
     tokens: int
 
 
+class Cost(msgspec.Struct, frozen=True):
+    """What steps cost, as far as measured; the fields of backend.registry.instance.StepCost."""
+
+    base_s: float = 0.0
+    per_token_s: float = 0.0
+    per_request_s: float = 0.0
+    last_step_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    prefill_base_s: float = 0.0
+    prefill_per_token2_s: float = 0.0
+
+
 class Load(msgspec.Struct, frozen=True, tag="load"):
     """News: the load changed. In tokens; waiting demands in whole blocks."""
 
@@ -127,8 +139,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     oldest_waiting_s: float
     tiers: list[TierCount]
     preemptions: int
-    last_step_s: float
-    prefill_tokens_per_s: float
+    cost: Cost
 
 
 Reply = Done | Failed | Standing | Held

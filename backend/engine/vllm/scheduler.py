@@ -68,7 +68,7 @@ class _Migrating(Scheduler):
             self._activate(activate)
         output = super().schedule(throttle_prefills)
         self._scheduled_steps += 1
-        self._meter.scheduled(output)
+        self._meter.scheduled(output, self.requests)
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> dict[int, EngineCoreOutputs]:
