@@ -48,8 +48,7 @@ def build_app(settings: GatewaySettings, store: InstanceStore | None = None, pol
             parts = compose(settings, shared, upstream, policy or LeastLoaded())
             async with asyncio.TaskGroup() as tasks:
                 keepers = [tasks.create_task(parts.ledger.keep()), tasks.create_task(parts.watch.keep())]
-                if parts.scaling.worker is not None:
-                    keepers.append(tasks.create_task(parts.scaling.worker.keep()))
+                keepers += [tasks.create_task(keeper) for keeper in parts.scaling.keepers()]
                 yield {"composition": parts}
                 for keeper in keepers:
                     keeper.cancel()

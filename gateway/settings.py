@@ -2,9 +2,12 @@
 
 import ipaddress
 import secrets
+from typing import Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gateway.policy.config import ScaleConfig
 
 
 class GatewaySettings(BaseSettings):
@@ -66,6 +69,12 @@ class GatewaySettings(BaseSettings):
     switch_wait_s: float = Field(default=2.0, ge=0, description="Seconds to wait, after a migration, for the downtime its client saw.")
     switch_ttl_s: float = Field(default=300.0, gt=0, description="Seconds for which a measured downtime can be read.")
 
+    autoscale: ScaleConfig | None = Field(
+        default=None,
+        description="The rule by which instances are started and stopped, in JSON, e.g. "
+        '{"name": "demand", "min_instances": 1, "max_instances": 8}; docs/scaling.md. Unset: none. Needs a launcher.',
+    )
+    autoscale_interval_s: float = Field(default=1.0, gt=0, description="Seconds between two looks of the auto-scaler.")
     launcher_url: str | None = Field(
         default=None,
         description="Base URL of the launcher that starts and stops instances (docs/scaling.md). Unset: they come and go by hand.",
@@ -92,6 +101,12 @@ class GatewaySettings(BaseSettings):
     scale_attempts: int = Field(default=5, ge=1, description="Attempts to start or to stop an instance before its operation fails.")
 
     shutdown_grace_s: float = Field(default=30.0, ge=0, description="Seconds running requests get to finish when the gateway stops.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.autoscale is not None and not self.launcher_url:
+            raise ValueError("MIDSTREAM_AUTOSCALE needs MIDSTREAM_LAUNCHER_URL")
+        return self
 
     @property
     def admin_secret(self) -> str | None:

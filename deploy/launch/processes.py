@@ -62,7 +62,8 @@ class ProcessLauncher:
     async def launch(self, key: InstanceId, model: str | None) -> InstanceId:
         """Raises LauncherError."""
         if key not in self._known:
-            place = next(place for place in range(len(self._known) + 1) if place not in {each.place for each in self._known.values()})
+            taken = {each.place for each in self._known.values() if self._runner.how_it_ended(each.process) is None}
+            place = next(place for place in range(len(taken) + 1) if place not in taken)
             [port] = free_ports(self._host, 1)
             try:
                 process = await self._runner.start(self._program(place, key, port, model))
