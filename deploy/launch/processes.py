@@ -40,6 +40,11 @@ class ProcessLauncher:
         self._folder = folder
         self._known: dict[InstanceId, Placed] = {}
 
+    @property
+    def placed(self) -> Sequence[Placed]:
+        """All that are known, by order."""
+        return sorted(self._known.values(), key=lambda each: each.order)
+
     def adopt(self, placed: Placed) -> None:
         """One that runs already."""
         self._known[placed.instance] = placed
@@ -52,7 +57,7 @@ class ProcessLauncher:
             try:
                 placed = decode(Placed, json.loads(file.read_text()))
             except ValueError:
-                continue  # cut off while it was written: such a process was never answered for
+                continue  # not ours
             if placed.process.runs:
                 self._known[placed.instance] = placed
             else:
@@ -85,7 +90,7 @@ class ProcessLauncher:
 
     async def list(self) -> Sequence[Launched]:
         launched = []
-        for placed in sorted(self._known.values(), key=lambda each: each.order):
+        for placed in self.placed:
             how = self._runner.how_it_ended(placed.process)
             if how is not None and placed.told_to_stop:
                 self._forget(placed.instance)
