@@ -20,6 +20,7 @@ from gateway.scaling.operation import OperationKind
 from gateway.scaling.operations import Operations
 from gateway.scaling.pools import pools_of
 from gateway.scaling.tenure import Tenure
+from migration.leg import InstanceId
 
 log = logging.getLogger("midstream.gateway.autoscaler")
 
@@ -98,7 +99,7 @@ class Autoscaler:
             await self._carry_out(decision, model, book, launched, now_s)
 
     async def _carry_out(
-        self, decision: ScaleDecision, model: str | None, book: Book, launched: Mapping[str, Launched], now_s: float
+        self, decision: ScaleDecision, model: str | None, book: Book, launched: Mapping[InstanceId, Launched], now_s: float
     ) -> None:
         for instance in decision.undrain:
             operation = book.of_instance(instance)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launch.local import is_loopback
+from deploy.launch.command import is_loopback
 from deploy.launch.processes import Placed, ProcessLauncher
 from deploy.launch.runner import DetachedRunner, Process, SupervisedRunner, born_ticks
 from deploy.process import Program, supervise

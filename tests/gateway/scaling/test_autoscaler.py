@@ -225,5 +225,5 @@ async def test_in_a_gateway_switched_on_by_one_setting() -> None:
 def test_settings_that_make_no_sense() -> None:
     for given in ({"autoscale": DemandScaling()}, {"autoscale": {"name": "demand", "max_instance": 2}, "launcher_url": "http://x"}):
         with pytest.raises(ValidationError):
-            GatewaySettings(_env_file=None, **given)  # type: ignore[arg-type]
+            GatewaySettings(_env_file=None, **given)
     assert GatewaySettings(_env_file=None).autoscale is None
