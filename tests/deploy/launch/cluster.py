@@ -1,6 +1,6 @@
 """Stands in for the API server of a Kubernetes cluster: the few routes that the launcher uses, over HTTP.
 
-What it is sent is checked against the models that the official client has from the published schemas; anything else it is asked is an error.
+What it is sent is checked against the models that the official client has from the published schemas; anything else is an error.
 """
 
 import json
