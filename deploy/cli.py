@@ -10,6 +10,7 @@ from typing import TypeAlias
 ENGINES = ("vllm", "fake")
 BENCHES = ("migration", "defrag", "tiers")
 """Modules of `bench` with a `main`."""
+LAUNCHERS = ("process", "kubernetes")
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -93,8 +94,10 @@ def add_backend(commands: Commands) -> None:
 
 
 def add_launcher(commands: Commands) -> None:
-    description = "Start and stop backends on this machine when gateways ask (MIDSTREAM_LAUNCHER_URL). They outlive it: docs/scaling.md."
+    description = "Start and stop backends when gateways ask (MIDSTREAM_LAUNCHER_URL). They outlive it: docs/scaling.md."
     parser = commands.add_parser("launcher", help="start backends when gateways ask", description=description)
+    parser.add_argument("--kind", choices=LAUNCHERS, default="process", help="what backends are: processes of this machine, or pods")
+    parser.add_argument("--namespace", default="default", help="of the StatefulSets, for kubernetes (default: %(default)s)")
     parser.add_argument("--engine", choices=ENGINES, default="vllm", help="kind of engine (default: %(default)s)")
     parser.add_argument(
         "--model", metavar="NAME_OR_PATH", help="model of backends for which none is named (default: SmolLM2-135M-Instruct)"
@@ -246,21 +249,12 @@ def run_keys(options: argparse.Namespace) -> int:
 
 
 def run_launcher(options: argparse.Namespace) -> int:
-    from deploy.launch import local
-    from deploy.model import ModelError
+    from deploy.launch import command
     from deploy.settings import DeploySettings
 
-    settings = DeploySettings()
-    redis_url = options.redis or settings.redis_url
-    if redis_url is None:
-        print("error: backends need a shared Redis: --redis URL, or MIDSTREAM_REDIS_URL", file=sys.stderr)
-        return 2
-    asked = local.LauncherOptions(options.engine, options.model, options.host, options.port, options.backend_host, redis_url)
-    try:
-        return local.run(asked, settings)
-    except ModelError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    names = ("kind", "engine", "model", "host", "port", "backend_host", "namespace")
+    asked = command.LauncherOptions(**{name: getattr(options, name) for name in names}, redis_url=options.redis)
+    return command.run(asked, DeploySettings())
 
 
 def run_bench(options: argparse.Namespace) -> int:

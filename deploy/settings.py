@@ -21,6 +21,7 @@ class DeploySettings(BaseSettings):
     launcher_token: SecretStr | None = Field(
         default=None, description="Bearer token that gateways show to the launcher. Unset: it listens on loopback only."
     )
+    launcher_timeout_s: float = Field(default=5.0, gt=0, description="Seconds that the Kubernetes API may take to answer the launcher.")
     launcher_kill_after_s: float = Field(
         default=60.0, gt=0, description="Seconds a backend that was told to stop may take before the launcher kills it."
     )

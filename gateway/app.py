@@ -80,8 +80,7 @@ def build_app(
                 if settings.rebalance:
                     rebalancer = Rebalancer(parts, shared.leases, moving or MidstreamPolicy().build(Tiers()))
                     keepers.append(tasks.create_task(rebalancer.keep()))
-                if parts.scaling.worker is not None:
-                    keepers.append(tasks.create_task(parts.scaling.worker.keep()))
+                keepers += [tasks.create_task(keeper) for keeper in parts.scaling.keepers()]
                 if keys is not None:
                     keepers.append(tasks.create_task(keys.keep()))
                 yield {"composition": parts}

@@ -3,13 +3,14 @@
 import ipaddress
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from backend.peers.signature import Secrets, read_secrets
 from gateway.passive.reading import Passive, passive_at
+from gateway.policy.config import ScaleConfig
 
 
 class GatewaySettings(BaseSettings):
@@ -121,6 +122,12 @@ class GatewaySettings(BaseSettings):
     switch_wait_s: float = Field(default=2.0, ge=0, description="Seconds to wait, after a migration, for the downtime its client saw.")
     switch_ttl_s: float = Field(default=300.0, gt=0, description="Seconds for which a measured downtime can be read.")
 
+    autoscale: ScaleConfig | None = Field(
+        default=None,
+        description="The rule by which instances are started and stopped, in JSON, e.g. "
+        '{"name": "demand", "min_instances": 1, "max_instances": 8}; docs/scaling.md. Unset: none. Needs a launcher.',
+    )
+    autoscale_interval_s: float = Field(default=1.0, gt=0, description="Seconds between two looks of the auto-scaler.")
     launcher_url: str | None = Field(
         default=None,
         description="Base URL of the launcher that starts and stops instances (docs/scaling.md). Unset: they come and go by hand.",
@@ -166,7 +173,7 @@ class GatewaySettings(BaseSettings):
 
     @field_validator("backends")
     @classmethod
-    def _check(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_backends(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for address in value:
             passive_at(address)
         return value
@@ -185,6 +192,12 @@ class GatewaySettings(BaseSettings):
     def backend_secret(self) -> str | None:
         """The key for passive backends; None if unset or empty."""
         return (self.backend_api_key.get_secret_value() or None) if self.backend_api_key else None
+
+    @model_validator(mode="after")
+    def _check_launcher(self) -> Self:
+        if self.autoscale is not None and not self.launcher_url:
+            raise ValueError("MIDSTREAM_AUTOSCALE needs MIDSTREAM_LAUNCHER_URL")
+        return self
 
     @property
     def admin_secret(self) -> str | None:

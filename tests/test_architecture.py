@@ -58,6 +58,8 @@ ONLY_IN = {
     "aiohttp": ("gateway.upstream", "backend.llumlet.link", "simulator.replay", "bench"),
     "httpx": ("deploy.health", "bench"),
     "openai": ("bench",),
+    "kubernetes": ("deploy.launch.kubernetes",),
+    "ray": ("deploy.launch.ray",),
     "requests": (),
     "zmq": ("backend.engine.vllm",),
     "prometheus_client": ("gateway", "backend"),

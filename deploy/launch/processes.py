@@ -40,6 +40,11 @@ class ProcessLauncher:
         self._folder = folder
         self._known: dict[InstanceId, Placed] = {}
 
+    @property
+    def placed(self) -> Sequence[Placed]:
+        """All that are known, by order."""
+        return sorted(self._known.values(), key=lambda each: each.order)
+
     def adopt(self, placed: Placed) -> None:
         """One that runs already."""
         self._known[placed.instance] = placed
@@ -52,7 +57,7 @@ class ProcessLauncher:
             try:
                 placed = decode(Placed, json.loads(file.read_text()))
             except ValueError:
-                continue  # cut off while it was written: such a process was never answered for
+                continue  # not ours
             if placed.process.runs:
                 self._known[placed.instance] = placed
             else:
@@ -62,7 +67,8 @@ class ProcessLauncher:
     async def launch(self, key: InstanceId, model: str | None) -> InstanceId:
         """Raises LauncherError."""
         if key not in self._known:
-            place = next(place for place in range(len(self._known) + 1) if place not in {each.place for each in self._known.values()})
+            taken = {each.place for each in self._known.values() if self._runner.how_it_ended(each.process) is None}
+            place = next(place for place in range(len(taken) + 1) if place not in taken)
             [port] = free_ports(self._host, 1)
             try:
                 process = await self._runner.start(self._program(place, key, port, model))
@@ -84,7 +90,7 @@ class ProcessLauncher:
 
     async def list(self) -> Sequence[Launched]:
         launched = []
-        for placed in sorted(self._known.values(), key=lambda each: each.order):
+        for placed in self.placed:
             how = self._runner.how_it_ended(placed.process)
             if how is not None and placed.told_to_stop:
                 self._forget(placed.instance)

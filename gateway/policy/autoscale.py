@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Literal, Protocol
 
+from pydantic import ConfigDict
+
 from gateway.policy.load import scale_freeness
 from gateway.policy.view import ClusterView, InstanceView, ViewState
 from migration.leg import InstanceId
@@ -60,6 +62,7 @@ class ScaleRule(Protocol):
 class FreenessRange:
     """See above."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
     name: Literal["freeness"] = "freeness"
     min_instances: int = 1
     max_instances: int = 16
@@ -93,6 +96,7 @@ class FreenessRange:
 class DemandScaling:
     """See above. `start_up_s` is how long a start takes, and how far the trend is prolonged."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
     name: Literal["demand"] = "demand"
     min_instances: int = 1
     max_instances: int = 16
@@ -135,6 +139,7 @@ class DemandScaling:
 class Fixed:
     """As many as there are."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
     name: Literal["fixed"] = "fixed"
     memory: ScaleMemory = field(default_factory=ScaleMemory)
 

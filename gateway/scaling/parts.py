@@ -1,13 +1,15 @@
 """What scaling is made of in one gateway."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from backend.registry.store import InstanceStore
 from gateway.events import EventFeed
 from gateway.ledger import Ledger
+from gateway.scaling.autoscaler import LEASE as AUTOSCALER_LEASE
+from gateway.scaling.autoscaler import Autoscaler, Pacing
 from gateway.scaling.hand import Hand, Limits
 from gateway.scaling.http_launcher import HttpLauncher
 from gateway.scaling.llumlets import Llumlets
@@ -20,12 +22,17 @@ from gateway.upstream import Upstream
 
 @dataclass(frozen=True, slots=True)
 class ScalingParts:
-    """`launcher` and `worker` None: no launcher is set, instances come and go by other hands."""
+    """`launcher` and `worker` None: no launcher is set, instances come and go by other hands. `autoscaler` None: it is off."""
 
     operations: Operations
     llumlets: Llumlets
     launcher: HttpLauncher | None
     worker: Worker | None
+    autoscaler: Autoscaler | None
+
+    def keepers(self) -> Sequence[Coroutine[None, None, None]]:
+        """What is to run as long as the app does."""
+        return [part.keep() for part in (self.worker, self.autoscaler) if part is not None]
 
 
 def build_scaling(
@@ -41,7 +48,7 @@ def build_scaling(
     )
     llumlets = Llumlets(upstream, settings.admin_timeout_s)
     if not settings.launcher_url:
-        return ScalingParts(operations, llumlets, None, None)
+        return ScalingParts(operations, llumlets, None, None, None)
     token = settings.launcher_token.get_secret_value() if settings.launcher_token else None
     launcher = HttpLauncher(upstream, settings.launcher_url, token, settings.launcher_timeout_s)
     limits = Limits(
@@ -51,7 +58,22 @@ def build_scaling(
         max_retry_s=settings.scale_max_retry_s,
         attempts=settings.scale_attempts,
     )
-    tenure = Tenure(store.leases, LEASE, settings.gateway_id, ttl_s=settings.lease_ttl_s, store_timeout_s=settings.store_timeout_s)
     hand = Hand(launcher, llumlets, limits, clock)
-    worker = Worker(operations, tenure, hand, launcher, ledger, events, settings.operations_interval_s)
-    return ScalingParts(operations, llumlets, launcher, worker)
+    worker = Worker(operations, _tenure(settings, store, LEASE), hand, launcher, ledger, events, settings.operations_interval_s)
+    if settings.autoscale is None:
+        return ScalingParts(operations, llumlets, launcher, worker, None)
+    autoscaler = Autoscaler(
+        settings.autoscale,
+        operations,
+        launcher,
+        ledger,
+        _tenure(settings, store, AUTOSCALER_LEASE),
+        Pacing(settings.autoscale_interval_s, settings.scale_max_retry_s),
+        line_tokens=lambda model: 0,  # requests wait in the engines' queues, which the reports count
+        clock=clock,
+    )
+    return ScalingParts(operations, llumlets, launcher, worker, autoscaler)
+
+
+def _tenure(settings: GatewaySettings, store: InstanceStore, name: str) -> Tenure:
+    return Tenure(store.leases, name, settings.gateway_id, ttl_s=settings.lease_ttl_s, store_timeout_s=settings.store_timeout_s)

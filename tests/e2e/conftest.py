@@ -25,8 +25,9 @@ FLAGS = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """An engine killed is an engine to be started again, so what kills them comes last."""
-    items.sort(key=lambda item: item.path.name == "test_deaths_vllm.py")
+    """An engine killed is an engine to be started again, so what ends them comes last."""
+    order = {"test_scale_in_vllm.py": 1, "test_deaths_vllm.py": 2}
+    items.sort(key=lambda item: order.get(item.path.name, 0))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
