@@ -49,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_launcher(commands)
     add_keys(commands)
     add_bench(commands)
+    add_chaos(commands)
     add_simulate(commands)
     add_plan(commands)
     add_compare(commands)
@@ -134,6 +135,17 @@ def add_bench(commands: Commands) -> None:
     parser.add_argument("subject", choices=BENCHES, help="what to measure")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="flags of that measurement")
     parser.set_defaults(run=run_bench)
+
+
+def add_chaos(commands: Commands) -> None:
+    description = "Kill, stop, hang, cut off and move, at random moments, on a fleet of real processes under load; compare each stream."
+    parser = commands.add_parser("chaos", help="faults under load", description=description)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.add_argument("--engine", choices=ENGINES, default="fake", help="kind of engine (default: %(default)s)")
+    parser.add_argument("--iterations", type=positive, default=300, metavar="N", help="faults, ten streams around each (default: 300)")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="decides what is done, and when (default: %(default)s)")
+    parser.add_argument("--logs", metavar="DIRECTORY", help="keep the logs of all processes there")
+    parser.set_defaults(run=run_chaos)
 
 
 def add_simulate(commands: Commands) -> None:
@@ -260,6 +272,12 @@ def run_launcher(options: argparse.Namespace) -> int:
 def run_bench(options: argparse.Namespace) -> int:
     status: int = import_module(f"bench.{options.subject}").main(options.arguments)
     return status
+
+
+def run_chaos(options: argparse.Namespace) -> int:
+    from bench.chaos.command import execute
+
+    return execute(options.engine, options.iterations, options.seed, options.logs, as_json=options.json)
 
 
 def run_simulate(options: argparse.Namespace) -> int:

@@ -55,7 +55,7 @@ def _add(path: Path, options: argparse.Namespace) -> None:
 def _listed(table: KeyTable, *, as_json: bool) -> str:
     if as_json:
         return json.dumps([key.model_dump(exclude={"sha256"}) for key in table.keys])
-    rows = [("name", "models", "highest tier", "requests/min", "tokens/min")]
+    rows: list[tuple[str, ...]] = [("name", "models", "highest tier", "requests/min", "tokens/min")]
     for key in table.keys:
         models = "all" if key.models is None else ",".join(key.models) or "none"
         limits = (str(limit or "-") for limit in (key.requests_per_minute, key.tokens_per_minute))

@@ -84,7 +84,7 @@ class RedisLink:
         try:
             async with asyncio.timeout(2 * self._timeout_s):
                 yield
-        except (RedisError, OSError, ValueError) as error:  # TimeoutError is an OSError
+        except (RedisError, OSError, ValueError, RuntimeError) as error:  # TimeoutError is an OSError; uvloop says RuntimeError of a reset
             raise StoreError(f"redis: {type(error).__name__}: {error}") from error
 
 

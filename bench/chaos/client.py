@@ -1,0 +1,122 @@
+"""Clients as they should be: they read on, and where nothing was shown to them yet they try again, as the answer or the break suggests."""
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from bench.chaos.fleet import ChaosFleet, GatewayPart
+from bench.chaos.verdict import Got
+
+DEADLINE_S = 45.0
+"""A client's patience for a whole answer: more than all of the fleet's own deadlines together."""
+RETRY_S = 0.1
+LONGEST_RETRY_S = 1.0
+_CURSOR = re.compile(rb"^id: ?([^\n]*)\n", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One of the requests of the load, and where it goes."""
+
+    path: str
+    body: dict[str, Any]
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.body.get("stream"))
+
+
+def requests_of(model: str) -> Sequence[Request]:
+    """Chat and completions, streaming and not, greedy and seeded, short and long; what each is answered is a function of it."""
+    made = []
+    for number, tokens in enumerate((24, 40, 60, 80, 100, 120)):
+        seeded = {"temperature": 0.8, "seed": number} if number % 2 else {"temperature": 0}
+        common = {"model": model, "max_tokens": tokens, "ignore_eos": True, **seeded}
+        text = f"Story {number}: they crossed the river on a borrowed horse. " * (1 + 3 * number)
+        streaming = {"stream": True, "stream_options": {"include_usage": True}}
+        made.append(Request("/v1/chat/completions", {**common, **streaming, "messages": [{"role": "user", "content": text}]}))
+        made.append(Request("/v1/completions", {**common, "stream": True, "prompt": text}))
+        made.append(Request("/v1/completions", {**common, "prompt": text}))
+    return made
+
+
+class Client:
+    """Reads answers from a fleet; counts how often it had to try again, and the longest silence within an answer."""
+
+    def __init__(self, fleet: ChaosFleet) -> None:
+        self._fleet = fleet
+        self._asked = 0
+        self.retried = 0
+        self.longest_silence_s = 0.0
+
+    def new(self, request: Request) -> Got:
+        """An answer to come. Ids are never used twice, and all of one length."""
+        return Got(self._next_id(), request.streams)
+
+    async def read(self, request: Request, gateway: int, got: Got) -> None:
+        """Read the answer to its end, or to where it broke."""
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while not await self._try(request, self._fleet.gateways[gateway % len(self._fleet.gateways)], got):
+                    self.retried += 1
+                    gateway += 1
+                    got.request = self._next_id()
+        except TimeoutError:
+            got.reader_failed = f"no end within {DEADLINE_S:g} s"
+
+    def _next_id(self) -> str:
+        self._asked += 1
+        return f"chaos-{self._asked:07d}"
+
+    async def _try(self, request: Request, gateway: GatewayPart, got: Got) -> bool:
+        """False if it is to be tried once more, elsewhere."""
+        headers = {"x-request-id": got.request, "x-midstream-resumable": "1"}
+        troubles = gateway.process.troubles
+        got.status, got.body = 0, b""
+        try:
+            async with self._fleet.client.post(gateway.url + request.path, json=request.body, headers=headers) as response:
+                if response.status in (429, 503):
+                    await asyncio.sleep(min(LONGEST_RETRY_S, float(response.headers.get("retry-after", RETRY_S))))
+                    return False
+                await self._take(response, got)
+            return True
+        except (OSError, aiohttp.ClientError) as error:
+            got.reader_failed = repr(error)
+            got.gateway_gone = gateway.process.troubles > troubles or gateway.process.hung or not gateway.process.alive
+        if not got.body:
+            await asyncio.sleep(RETRY_S)
+            return False
+        await self._go_on(gateway, got)
+        return True
+
+    async def _take(self, response: aiohttp.ClientResponse, got: Got) -> None:
+        got.status = response.status
+        heard_s = time.perf_counter()
+        async for chunk in response.content.iter_any():
+            now_s = time.perf_counter()
+            if got.stream and got.body:
+                self.longest_silence_s = max(self.longest_silence_s, now_s - heard_s)
+            heard_s = now_s
+            got.body += chunk
+        got.ended = True
+
+    async def _go_on(self, broken: GatewayPart, got: Got) -> None:
+        """A stream whose gateway is gone is asked for at another one; without such a service the answer stays as it is."""
+        seen = _CURSOR.findall(got.body)
+        if not got.stream or not seen:
+            return
+        headers = {"last-event-id": seen[-1].decode()}
+        for gateway in self._fleet.gateways:
+            if gateway is broken:
+                continue
+            try:
+                async with self._fleet.client.get(f"{gateway.url}/v1/streams/{got.request}", headers=headers) as response:
+                    if response.status == 200:
+                        await self._take(response, got)
+            except (OSError, aiohttp.ClientError) as error:
+                got.reader_failed = repr(error)
