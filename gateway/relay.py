@@ -12,11 +12,13 @@ connection and gives the claim back.
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from enum import Enum, auto
 
 from starlette.types import Scope
 
 from backend.registry.instance import InstanceKind
+from gateway.aliases import rename_model
 from gateway.attachment import Attachment
 from gateway.composition import Composition
 from gateway.control import Answer, Control, ControlError, Head, Kept, Lost, Moved, Moving, parse_control
@@ -89,6 +91,8 @@ class Relay:
             declared = find_header(self._raw_headers, b"content-length")
             self._body = await self._client.read_body(declared, settings.max_body_bytes, settings.body_timeout_s)
             self._fields: BodyFields = read_body(self._body)
+            if (own_name := settings.aliases.get(self._fields.model or "")) is not None:
+                self._body, self._fields = rename_model(self._body, own_name), replace(self._fields, model=own_name)
             self._request = self._issue_id()
             place = self._parts.ledger.place(self._request, self.tier, self._fields.prompt_tokens)
             async with place as self._place, asyncio.TaskGroup() as self._tasks:
