@@ -1,6 +1,7 @@
 """The command `midstream`. Only what a sub-command needs is imported: `midstream --help` loads neither torch nor vllm."""
 
 import argparse
+import importlib
 import importlib.metadata
 import sys
 from collections.abc import Callable, Sequence
@@ -87,7 +88,7 @@ def add_backend(commands: Commands) -> None:
 def add_bench(commands: Commands) -> None:
     description = "Measurements. Each takes its own flags: `midstream bench migration --help`."
     parser = commands.add_parser("bench", help="measure", description=description)
-    parser.add_argument("subject", choices=("migration",), help="what to measure")
+    parser.add_argument("subject", choices=("migration", "relay"), help="what to measure")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="flags of that measurement")
     parser.set_defaults(run=run_bench)
 
@@ -165,9 +166,9 @@ def backend_arguments(options: argparse.Namespace) -> list[str]:
 
 
 def run_bench(options: argparse.Namespace) -> int:
-    from bench.migration import main as bench_main
-
-    return bench_main(options.arguments)
+    bench = importlib.import_module(f"bench.{options.subject}")
+    status: int = bench.main(options.arguments)
+    return status
 
 
 def run_simulate(options: argparse.Namespace) -> int:
