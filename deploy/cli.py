@@ -1,6 +1,7 @@
 """The command `midstream`. Only what a sub-command needs is imported: `midstream --help` loads neither torch nor vllm."""
 
 import argparse
+import importlib
 import importlib.metadata
 import sys
 from collections.abc import Callable, Sequence
@@ -8,7 +9,7 @@ from importlib import import_module
 from typing import TypeAlias
 
 ENGINES = ("vllm", "fake")
-BENCHES = ("migration", "defrag", "tiers")
+BENCHES = ("migration", "defrag", "tiers", "relay")
 """Modules of `bench` with a `main`."""
 LAUNCHERS = ("process", "kubernetes")
 

@@ -289,3 +289,9 @@ class FirstByteTimeout(GatewayError):
     """No instance gave a first byte within the deadline."""
 
     status, type, code = 504, "timeout_error", "first_byte_timeout"
+
+
+def first_error(group: BaseExceptionGroup[GatewayError]) -> GatewayError:
+    """The first of several that came at once."""
+    error = group.exceptions[0]
+    return first_error(error) if isinstance(error, BaseExceptionGroup) else error

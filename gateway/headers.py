@@ -26,6 +26,11 @@ def request_headers(client: RawHeaders, request: str, tier: str) -> RawHeaders:
     return ours + _filtered(client, _NOT_UPSTREAM)
 
 
+def passed_headers(client: RawHeaders, request: str) -> RawHeaders:
+    """The headers of a request that no llumlet need know of."""
+    return ((b"x-request-id", request.encode()), (b"accept-encoding", b"identity"), *_filtered(client, _NOT_UPSTREAM))
+
+
 def answer_headers(upstream: RawHeaders, ours: RawHeaders) -> RawHeaders:
     """The headers of an answer to the client. The length is set anew where it is known."""
     return _filtered(upstream, _NOT_DOWNSTREAM) + tuple(ours)

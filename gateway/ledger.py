@@ -20,6 +20,9 @@ from migration.leg import InstanceId, Leg, RequestId
 
 T = TypeVar("T")
 
+_HOLDER = "response"
+"""The kind of record that says which instance stores a response."""
+
 log = logging.getLogger("midstream.gateway.ledger")
 
 
@@ -154,6 +157,21 @@ class Ledger:
             return await self._ask(lambda: self._store.switch_gap_ms(leg))
         except StoreError:
             return None
+
+    async def remember_holder(self, response: str, instance: InstanceId, ttl_s: float) -> None:
+        """That instance stores this response; forgotten if the store does not answer."""
+        try:
+            await self._ask(lambda: self._store.records.write(_HOLDER, response, instance, version=0, ttl_s=ttl_s))
+        except StoreError:
+            return
+
+    async def holder_of(self, response: str) -> InstanceId | None:
+        """The instance that stores the response, if that is known."""
+        try:
+            record = await self._ask(lambda: self._store.records.read(_HOLDER, response))
+        except StoreError:
+            return None
+        return InstanceId(record.text) if record else None
 
     def _claim(self, place: Place, instance: InstanceId) -> Claim:
         return Claim(place.request, instance, self._settings.gateway_id, place.tier, place.prompt_tokens)

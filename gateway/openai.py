@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 
 from gateway.errors import MalformedBody
+from gateway.large_body import LARGE_BYTES, look
 
 BYTES_PER_TOKEN = 4
 """Rule of thumb for an estimate; English text has about that many."""
@@ -28,7 +29,7 @@ class BodyFields:
 def read_body(body: bytes) -> BodyFields:
     """Look at a request body. Raises MalformedBody if it is not a JSON object."""
     try:
-        raw = json.loads(body)
+        raw, prompt_tokens = look(body) if len(body) >= LARGE_BYTES else (json.loads(body), None)
     except (ValueError, RecursionError) as error:
         raise MalformedBody(f"The body is not valid JSON: {error}") from error
     if not isinstance(raw, dict):
@@ -39,7 +40,7 @@ def read_body(body: bytes) -> BodyFields:
         model=model if isinstance(model, str) else None,
         stream=raw.get("stream") is True,
         n=choices,
-        prompt_tokens=_prompt_tokens(raw),
+        prompt_tokens=_prompt_tokens(raw) if prompt_tokens is None else prompt_tokens,
         max_output_tokens=_max_output_tokens(raw) * max(1, choices),
     )
 

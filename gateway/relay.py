@@ -12,12 +12,14 @@ connection and gives the claim back.
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from enum import Enum, auto
 
 from starlette.types import Scope
 
 from backend.registry.instance import InstanceKind
 from gateway.access.caller import Caller
+from gateway.aliases import rename_model
 from gateway.attachment import Attachment
 from gateway.composition import Composition
 from gateway.control import Answer, Control, ControlError, Head, Kept, Lost, Moved, Moving, parse_control
@@ -110,6 +112,8 @@ class Relay:
             self._body = await self._client.read_body(declared, settings.max_body_bytes, settings.body_timeout_s)
             self._fields: BodyFields = read_body(self._body)
             await self._caller.admit(self._fields.model, self.tier, self._fields.prompt_tokens + self._fields.max_output_tokens)
+            if (own_name := settings.aliases.get(self._fields.model or "")) is not None:
+                self._body, self._fields = rename_model(self._body, own_name), replace(self._fields, model=own_name)
             self._request = self._issue_id()
             self._asked = self._fields
             place = self._parts.ledger.place(self._request, self.tier, self._fields.prompt_tokens)

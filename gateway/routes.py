@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
+from typing import Protocol
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -16,8 +18,10 @@ from gateway.errors import GatewayError, ModelNotFound, ShuttingDown
 from gateway.headers import find_header
 from gateway.metrics import CONTENT_TYPE
 from gateway.openai import read_tier
+from gateway.passthrough import GET_PATHS, POST_PATHS, Passage
 from gateway.policy.view import ClusterView, ViewState
 from gateway.relay import Relay
+from gateway.request_log import RequestEntry
 
 RELAYED_PATHS = ("/v1/chat/completions", "/v1/completions")
 """Requests that are relayed, and can be moved."""
@@ -29,8 +33,28 @@ log = logging.getLogger("midstream.gateway")
 router = APIRouter()
 
 
-class RelayEndpoint:
+class Exchange(Protocol):
+    """One request being served: relayed, or passed through."""
+
+    tier: str
+    outcome: str
+
+    @property
+    def used_tokens(self) -> int:
+        """What it has cost its caller so far."""
+
+    async def serve(self) -> None:
+        """To its end."""
+
+    def entry(self, e2e_s: float) -> RequestEntry | None:
+        """What the request log gets, if anything."""
+
+
+class Endpoint:
     """A raw ASGI app: the root of one request's task. Nothing of a framework stands between the engine's bytes and the client."""
+
+    def __init__(self, exchange: Callable[[Composition, Scope, Downstream, Caller], Exchange]) -> None:
+        self._exchange = exchange
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         parts = composition_of(scope)
@@ -39,26 +63,26 @@ class RelayEndpoint:
         with contextlib.ExitStack() as place:
             caller = await _admit(parts, scope, client, place)
             if caller is not None:
-                await self._relay(parts, client, Relay(parts, scope, client, caller), caller, arrived_s)
+                await self._serve(parts, client, self._exchange(parts, scope, client, caller), caller, arrived_s)
 
-    async def _relay(self, parts: Composition, client: Downstream, relay: Relay, caller: Caller, arrived_s: float) -> None:
+    async def _serve(self, parts: Composition, client: Downstream, exchange: Exchange, caller: Caller, arrived_s: float) -> None:
         try:
-            await relay.serve()
+            await exchange.serve()
         except asyncio.CancelledError:
-            relay.outcome = ShuttingDown.code
+            exchange.outcome = ShuttingDown.code
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PARTING_S):
                     await client.fail(ShuttingDown("The gateway is shutting down."))
             raise
         except Exception:
-            relay.outcome = GatewayError.code
+            exchange.outcome = GatewayError.code
             log.exception("a request failed in the gateway")
             await client.fail(GatewayError())
         finally:
-            parts.metrics.requests.labels(relay.tier, relay.outcome).inc()
-            parts.metrics.duration_s.labels(relay.tier).observe(parts.clock() - arrived_s)
-            await caller.settle(relay.used_tokens)
-            entry = relay.entry(parts.clock() - arrived_s)
+            parts.metrics.requests.labels(exchange.tier, exchange.outcome).inc()
+            parts.metrics.duration_s.labels(exchange.tier).observe(parts.clock() - arrived_s)
+            await caller.settle(exchange.used_tokens)
+            entry = exchange.entry(parts.clock() - arrived_s)
             if entry is not None:
                 parts.request_log.write(entry)
 
@@ -78,8 +102,12 @@ async def _admit(parts: Composition, scope: Scope, client: Downstream, place: co
 
 
 def relayed_routes() -> list[Route]:
-    """The routes of the streaming path."""
-    return [Route(path, RelayEndpoint(), methods=["POST"]) for path in RELAYED_PATHS]
+    """The routes of the streaming path, and those that are passed through."""
+    return [
+        *(Route(path, Endpoint(Relay), methods=["POST"]) for path in RELAYED_PATHS),
+        *(Route(path, Endpoint(Passage), methods=["POST"]) for path in POST_PATHS),
+        *(Route(path, Endpoint(Passage), methods=["GET"]) for path in GET_PATHS),
+    ]
 
 
 @router.get("/v1/models")
@@ -88,7 +116,7 @@ async def list_models(request: Request) -> JSONResponse:
     parts = composition_of(request.scope)
     caller = parts.gate.identify(request.scope)
     cluster = await parts.ledger.view(0.0)
-    cards = [card for card in _model_cards(cluster, parts.started_s) if caller.may_see(str(card["id"]))]
+    cards = [card for card in _model_cards(cluster, parts) if caller.may_see(str(card["id"]))]
     return JSONResponse({"object": "list", "data": cards})
 
 
@@ -98,7 +126,7 @@ async def show_model(request: Request, model: str) -> JSONResponse:
     parts = composition_of(request.scope)
     caller = parts.gate.identify(request.scope)
     cluster = await parts.ledger.view(0.0)
-    for card in _model_cards(cluster, parts.started_s):
+    for card in _model_cards(cluster, parts):
         if card["id"] == model and caller.may_see(model):
             return JSONResponse(card)
     raise ModelNotFound(f"The model '{model}' does not exist.", param="model")
@@ -121,12 +149,23 @@ async def show_metrics(request: Request) -> Response:
     return Response(composition_of(request.scope).metrics.render(), media_type=CONTENT_TYPE)
 
 
-def _model_cards(cluster: ClusterView, created_s: int) -> list[dict[str, object]]:
+def _model_cards(cluster: ClusterView, parts: Composition) -> list[dict[str, object]]:
+    """The models of all instances, and the aliases of those that are there."""
     lengths: dict[str, int] = {}
     for view in cluster.instances:
         for model in view.report.models:
             lengths[model] = max(lengths.get(model, 0), view.report.max_model_tokens)
+    names = {model: model for model in lengths} | {
+        alias: model for alias, model in parts.settings.aliases.items() if model in lengths and alias not in lengths
+    }
     return [
-        {"id": model, "object": "model", "created": created_s, "owned_by": "midstream", "max_model_len": tokens}
-        for model, tokens in sorted(lengths.items())
+        {
+            "id": name,
+            "object": "model",
+            "created": parts.started_s,
+            "owned_by": "midstream",
+            "root": model,
+            "max_model_len": lengths[model] or None,
+        }
+        for name, model in sorted(names.items())
     ]

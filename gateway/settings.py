@@ -99,6 +99,13 @@ class GatewaySettings(BaseSettings):
     rebalance_timeout_s: float = Field(
         default=1.0, gt=0, description="Seconds an instance may take to say which of its requests it would give away."
     )
+    aliases: dict[str, str] = Field(
+        default_factory=dict,
+        description='Other names of models, as JSON: {"alias": "model"}. Requests for an alias go on with the model\'s name.',
+    )
+    response_ttl_s: float = Field(
+        default=3600.0, gt=0, description="Seconds for which it is remembered which instance stores a response of /v1/responses."
+    )
     passive_poll_s: float = Field(default=0.5, gt=0, description="Seconds between two looks at a plain OpenAI server.")
     passive_timeout_s: float = Field(default=2.0, gt=0, description="Seconds such a server may take to answer one question about itself.")
     passive_max_batch: int = Field(

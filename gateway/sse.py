@@ -66,10 +66,12 @@ class Decoder:
     """Turns the bytes of one response into events. Holds back, at most, one event that is not complete yet.
 
     Raises EventTooLong, at the next `feed`, when that one has grown over `max_event_bytes`: what came before it is not lost.
+    With `strips_cursors=False` a line that looks like a cursor is an event's own, and kept.
     """
 
-    def __init__(self, max_event_bytes: int) -> None:
+    def __init__(self, max_event_bytes: int, *, strips_cursors: bool = True) -> None:
         self._max_event_bytes = max_event_bytes
+        self._event = _event if strips_cursors else _plain_event
         self._held = bytearray()
         self._searched = 0
 
@@ -86,7 +88,7 @@ class Decoder:
         events = []
         begin = 0
         while (end := find_end(text, self._searched)) is not None:
-            events.append(_event(bytes(text[begin:end])))
+            events.append(self._event(bytes(text[begin:end])))
             begin = self._searched = end
         if held:
             del held[:begin]
@@ -102,6 +104,10 @@ class Decoder:
         self._searched = 0
         return [rest] if rest.is_done else []
 
+    def rest(self) -> bytes:
+        """The response is over, and is to be passed on as it was: the bytes that make no whole event."""
+        return bytes(self._held)
+
 
 def _find_end_lf(text: bytes | bytearray, start: int) -> int | None:
     """Where the first event after `start` ends, in a text without CR."""
@@ -115,6 +121,10 @@ def _find_end(text: bytes | bytearray, start: int) -> int | None:
     if match is None or (match.end() == len(text) and text[-1:] == b"\r"):
         return None
     return match.end()
+
+
+def _plain_event(raw: bytes) -> Event:
+    return Event(None, raw)
 
 
 def _event(raw: bytes) -> Event:

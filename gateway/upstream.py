@@ -95,6 +95,10 @@ class Upstream:
         """Send a request to `url` (an instance) at `target` (path and query, as they came). Returns at the answer's head."""
         return await self._request("POST", url + target, headers, body)
 
+    async def send(self, method: str, url: str, target: str, headers: RawHeaders, body: bytes) -> UpstreamResponse:
+        """The same with any method; without a body if there is none."""
+        return await self._request(method, url + target, headers, body or None)
+
     async def attach(self, url: str, leg: Leg) -> UpstreamResponse:
         """Attach to the stream of a leg at that instance."""
         return await self._request("GET", f"{url}/midstream/streams/{leg.request}?epoch={leg.epoch}", (), None)
