@@ -28,6 +28,7 @@ from gateway.metrics import Metrics
 from gateway.policy.dispatch import DispatchPolicy, LeastLoaded
 from gateway.request_ids import RequestIds
 from gateway.settings import GatewaySettings
+from gateway.token_memory import TokenMemory
 from gateway.upstream import Upstream
 from gateway.watch import InstanceWatch
 
@@ -69,8 +70,9 @@ def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream,
     dispatcher = Dispatcher(ledger, policy, settings, clock, Random())
     events = EventFeed(settings.max_queued_events)
     watch = InstanceWatch(ledger, events)
+    memory = TokenMemory(settings.max_remembered_tokens, settings.max_remembered_request_tokens, metrics.remembered_tokens)
     started_s = int(datetime.now(UTC).timestamp())
-    return Composition(settings, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, clock, started_s)
+    return Composition(settings, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, memory, clock, started_s)
 
 
 @asynccontextmanager

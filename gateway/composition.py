@@ -11,6 +11,7 @@ from gateway.ledger import Ledger
 from gateway.metrics import Metrics
 from gateway.request_ids import RequestIds
 from gateway.settings import GatewaySettings
+from gateway.token_memory import TokenMemory
 from gateway.upstream import Upstream
 from gateway.watch import InstanceWatch
 
@@ -27,6 +28,7 @@ class Composition:
     request_ids: RequestIds
     events: EventFeed
     watch: InstanceWatch
+    token_memory: TokenMemory
     clock: Callable[[], float]
     started_s: int
 

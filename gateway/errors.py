@@ -16,6 +16,7 @@ GatewayError
 │   ├── UpstreamUnreachable   no connection
 │   ├── UpstreamBroken        the connection ended before the answer did
 │   ├── UpstreamSilent        a deadline passed
+│   ├── UpstreamLetGo         it is alive, and has the request no longer
 │   ├── UpstreamRefused       it answered with a 5xx, which is passed on if nobody else can help
 │   └── StreamGap             a moved stream does not go on where the first part ended
 ├── NoInstance           503  nobody to send the request to right now
@@ -153,6 +154,12 @@ class UpstreamBroken(UpstreamFailed):
     code = "instance_lost"
 
 
+class UpstreamLetGo(UpstreamFailed):
+    """The instance is well, but has let the request go, or lost it."""
+
+    code = "instance_lost"
+
+
 class UpstreamSilent(UpstreamFailed):
     """The instance said nothing within its deadline."""
 
@@ -201,3 +208,9 @@ class FirstByteTimeout(GatewayError):
     """No instance gave a first byte within the deadline."""
 
     status, type, code = 504, "timeout_error", "first_byte_timeout"
+
+
+def first_error(group: BaseExceptionGroup[GatewayError]) -> GatewayError:
+    """Of several that were raised at once."""
+    error = group.exceptions[0]
+    return first_error(error) if isinstance(error, BaseExceptionGroup) else error

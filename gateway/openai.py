@@ -19,6 +19,9 @@ class BodyFields:
     model: str | None
     stream: bool
     n: int
+    prompts: int
+    """In one request for completions there may be several."""
+    logprobs: bool
     prompt_tokens: int
     """An estimate of the prompt's length."""
 
@@ -36,6 +39,8 @@ def read_body(body: bytes) -> BodyFields:
         model=model if isinstance(model, str) else None,
         stream=raw.get("stream") is True,
         n=n if isinstance(n, int) else 1,
+        prompts=_prompts(raw.get("prompt")),
+        logprobs=raw.get("logprobs") is not None and raw["logprobs"] is not False,
         prompt_tokens=_prompt_tokens(raw),
     )
 
@@ -49,6 +54,11 @@ def read_tier(priority: str | None) -> tuple[str, str | None]:
         return wanted, None
     shown = "".join(c for c in wanted if c.isascii() and c.isprintable())[:40]
     return DEFAULT_TIER, f"unknown priority '{shown}', served as {DEFAULT_TIER}; known: {', '.join(TIERS)}"
+
+
+def _prompts(prompt: object) -> int:
+    """How many prompts: a list of numbers is one."""
+    return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
 
 
 def _prompt_tokens(raw: dict[str, object]) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace, TracebackType
@@ -12,6 +13,8 @@ from yarl import URL
 
 from gateway.errors import RawHeaders, UpstreamBroken, UpstreamFailed, UpstreamSilent, UpstreamUnreachable
 from migration.leg import Leg
+
+log = logging.getLogger("midstream.gateway.upstream")
 
 IDLE_CONNECTION_S = 3.0
 """Pooled connections are dropped before the servers we talk to drop them (uvicorn: 5 s)."""
@@ -47,6 +50,15 @@ class UpstreamResponse:
             if len(body) > limit_bytes:
                 raise UpstreamBroken(f"The instance's answer is over {limit_bytes} bytes.")
         return bytes(body)
+
+    async def read_out(self, timeout_s: float) -> None:
+        """Let the instance end its answer in good order, within bounds, though nobody needs the rest."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while await self.read():
+                    pass
+        except (TimeoutError, UpstreamFailed) as error:
+            log.debug("an instance did not end its stream in good order: %r", error)
 
     def close(self) -> None:
         """Idempotent. A `read` that is waiting fails at once."""
@@ -88,6 +100,10 @@ class Upstream:
     async def attach(self, url: str, leg: Leg) -> UpstreamResponse:
         """Attach to the stream of a leg at that instance."""
         return await self._request("GET", f"{url}/midstream/streams/{leg.request}?epoch={leg.epoch}", (), None)
+
+    async def resume(self, url: str, order: bytes) -> UpstreamResponse:
+        """Have an instance go on with a request (resuming.resume_order). Returns at the answer's head."""
+        return await self._request("POST", f"{url}/midstream/resume", ((b"content-type", b"application/json"),), order)
 
     async def get_json(self, url: str, timeout_s: float) -> object:
         """What the instance answers, if it is a 200 in JSON within the deadline; else raises UpstreamFailed."""

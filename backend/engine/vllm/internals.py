@@ -96,10 +96,16 @@ NAMES: tuple[Name, ...] = (
             "output_token_ids",
         ),
     ),
-    Name("vllm.v1.worker.gpu_model_runner:GPUModelRunner", "the V1 runner's memory", fields=("self.kv_caches", "self.requests", "self.sampler")),
+    Name(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
+        "the V1 runner's memory",
+        fields=("self.kv_caches", "self.requests", "self.sampler"),
+    ),
     Name("vllm.v1.sample.sampler:Sampler", "draws for a resumed seeded request", fields=("self.topk_topp_sampler",)),
     Name("vllm.v1.core.sched.utils:check_stop", "where the known tokens of a resumed request end", ("request", "max_model_len")),
-    Name("vllm.v1.request:Request.from_engine_core_request", "where the known tokens of a resumed request end", ("request", "block_hasher")),
+    Name(
+        "vllm.v1.request:Request.from_engine_core_request", "where the known tokens of a resumed request end", ("request", "block_hasher")
+    ),
     Name("vllm.v1.worker.gpu.model_runner:GPUModelRunner", "the V2 runner's memory", fields=("self.kv_caches", "self.kv_cache_config")),
     Name("vllm.v1.engine.async_llm:AsyncLLM", "the engine client we subclass", fields=("self.output_processor", "self.engine_core")),
     Name("vllm.v1.engine.async_llm:AsyncLLM._run_output_handler", "overridden: the output processor is ours from the first token on"),
@@ -121,7 +127,11 @@ NAMES: tuple[Name, ...] = (
     Name("vllm.v1.engine.output_processor:RequestOutputCollector.get_nowait", "overridden: one output at a time"),
     Name("vllm.v1.engine.output_processor:RequestState", "where its outputs go", fields=("self.queue", "self.parent_req", "self.stats")),
     Name("vllm.v1.engine:EngineCoreRequest", "an order's envelope", ("request_id", "sampling_params", "arrival_time")),
-    Name("vllm.v1.engine:EngineCoreOutput", "a replayed token", ("request_id", "new_token_ids", "new_logprobs", "finish_reason", "stop_reason")),
+    Name(
+        "vllm.v1.engine:EngineCoreOutput",
+        "a replayed token",
+        ("request_id", "new_token_ids", "new_logprobs", "finish_reason", "stop_reason"),
+    ),
     Name("vllm.v1.outputs:LogprobsLists", "a replayed token's figures", ("logprob_token_ids", "logprobs", "sampled_token_ranks")),
     Name("vllm.entrypoints.launchers.app:build_app", "vLLM's OpenAI server", ("args", "supported_tasks", "model_config")),
     Name("vllm.entrypoints.launchers.api_server.app_state:init_app_state", "vLLM's OpenAI server", ("engine_client", "state", "args")),

@@ -5,7 +5,6 @@ import base64
 import json
 from collections.abc import AsyncIterator
 
-import httpx
 import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response

@@ -104,13 +104,12 @@ async def test_a_client_that_leaves_a_resumed_request_frees_the_engine(here: Sit
 async def test_a_resumed_request_can_move_and_earlier_epochs_cannot_come(here: Site) -> None:
     body = {**CHAT_BODY, "stream": True}
     wanted = await undisturbed(here, body)
-    async with site("i2", here.client) as there:
-        async with resuming(here, order(body, ids_in(wanted)[:20])) as before:
-            await read_tokens(before, 30)
-            outcome = await here.move(there, "live")
-            assert (outcome["result"], outcome["epoch"]) == ("moved", 1001)
-            async with there.attach(1001) as after:
-                seen = spliced(await before.rest(), await after.rest())
+    async with site("i2", here.client) as there, resuming(here, order(body, ids_in(wanted)[:20])) as before:
+        await read_tokens(before, 30)
+        outcome = await here.move(there, "live")
+        assert (outcome["result"], outcome["epoch"]) == ("moved", 1001)
+        async with there.attach(1001) as after:
+            seen = spliced(await before.rest(), await after.rest())
     assert without_created(seen) == without_created(spliced(wanted))
 
 
@@ -118,11 +117,10 @@ async def test_what_is_left_of_an_earlier_epoch_goes_first(here: Site) -> None:
     """The request arrived here and ran, and its gateway was never told: it comes with a later epoch."""
     body = {**CHAT_BODY, "stream": True}
     wanted = await undisturbed(here, body)
-    async with site("i0", here.client) as old:
-        async with old.chat(stream=True) as before:
-            await read_tokens(before, 20)
-            assert (await old.move(here, "live"))["result"] == "moved"
-            seen = await resumed(here, order(body, ids_in(wanted)[:20]))
+    async with site("i0", here.client) as old, old.chat(stream=True) as before:
+        await read_tokens(before, 20)
+        assert (await old.move(here, "live"))["result"] == "moved"
+        seen = await resumed(here, order(body, ids_in(wanted)[:20]))
     assert without_created(spliced(seen)) == without_created(spliced(wanted))
 
 
