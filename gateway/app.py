@@ -41,6 +41,7 @@ from gateway.request_ids import RequestIds
 from gateway.request_log import RequestLog, open_request_log
 from gateway.scaling.parts import build_scaling
 from gateway.settings import GatewaySettings
+from gateway.token_memory import TokenMemory
 from gateway.upstream import Upstream
 from gateway.watch import InstanceWatch
 
@@ -118,6 +119,7 @@ def compose(
     gate = Gate(keys, limiter, TIERS, settings.max_streams)
     roster = PassiveRoster(settings.passive_backends, store.records)
     passive = PassiveWatch(roster, store, upstream, ledger, dispatcher, settings, clock)
+    memory = TokenMemory(settings.max_remembered_tokens, settings.max_remembered_request_tokens, metrics.remembered_tokens)
     return Composition(
         settings=settings,
         gate=gate,
@@ -132,6 +134,7 @@ def compose(
         watch=watch,
         scaling=scaling,
         passive=passive,
+        token_memory=memory,
         clock=clock,
         started_s=int(datetime.now(UTC).timestamp()),
     )

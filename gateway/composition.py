@@ -16,6 +16,7 @@ from gateway.request_ids import RequestIds
 from gateway.request_log import RequestLog
 from gateway.scaling.parts import ScalingParts
 from gateway.settings import GatewaySettings
+from gateway.token_memory import TokenMemory
 from gateway.upstream import Upstream
 from gateway.watch import InstanceWatch
 
@@ -37,6 +38,7 @@ class Composition:
     watch: InstanceWatch
     scaling: ScalingParts
     passive: PassiveWatch
+    token_memory: TokenMemory
     clock: Callable[[], float]
     started_s: int
 

@@ -47,6 +47,13 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Released:
+    """The sender has let the request go, unfinished, and holds nothing of it: go on elsewhere."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """Status and headers of the answer, at the start of an attachment."""
 
@@ -63,7 +70,7 @@ class Answer:
     body: bytes
 
 
-Control = Moving | Kept | Moved | Lost | Head | Answer
+Control = Moving | Kept | Moved | Lost | Released | Head | Answer
 
 
 def parse_control(event: Event) -> Control | None:
@@ -90,6 +97,8 @@ def _control(raw: dict[str, object]) -> Control:
             return Moved(epoch)
         case {"kind": "lost"}:
             return Lost(str(raw.get("reason", "")))
+        case {"kind": "released"}:
+            return Released(str(raw.get("reason", "")))
         case {"kind": "head", "status": int(status), "headers": headers}:
             return Head(status, _headers(headers))
     raise ValueError(f"unknown kind or missing fields: {raw!r:.200}")

@@ -23,6 +23,7 @@ GatewayError
 │   ├── UpstreamBroken        the connection ended before the answer did
 │   ├── UpstreamSilent        a deadline passed
 │   ├── UpstreamDeclined      an order to it, or a question, was answered with an error
+│   ├── UpstreamLetGo         it is alive, and has the request no longer
 │   ├── UpstreamRefused       it answered with a 5xx, which is passed on if nobody else can help
 │   ├── UpstreamUntrusted     it and this gateway do not share a secret
 │   └── StreamGap             a moved stream does not go on where the first part ended
@@ -209,6 +210,12 @@ class UpstreamUnreachable(UpstreamFailed):
 
 class UpstreamBroken(UpstreamFailed):
     """The connection ended, or the answer made no sense, before the answer was complete."""
+
+    code = "instance_lost"
+
+
+class UpstreamLetGo(UpstreamFailed):
+    """The instance is well, but has let the request go, or lost it."""
 
     code = "instance_lost"
 

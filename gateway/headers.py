@@ -13,13 +13,13 @@ _NOT_DOWNSTREAM = _HOP_BY_HOP | {b"content-length", b"date", b"server", b"x-requ
 _OURS = b"x-midstream-"
 
 
-def request_headers(client: RawHeaders, request: str, tier: str) -> RawHeaders:
+def request_headers(client: RawHeaders, request: str, tier: str, epoch: int = 0) -> RawHeaders:
     """The headers of a request to an instance: the client's, and ours in front. Nothing may be compressed: we read the stream."""
     name = request.encode()
     ours = (
         (b"x-request-id", name),
         (b"x-midstream-request", name),
-        (b"x-midstream-epoch", b"0"),
+        (b"x-midstream-epoch", str(epoch).encode()),
         (b"x-midstream-tier", tier.encode()),
         (b"accept-encoding", b"identity"),
     )

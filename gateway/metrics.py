@@ -54,6 +54,15 @@ class Metrics:
             f"{prefix}_decisions", "Decisions by kind and by the instance that was chosen.", ["kind", "instance"], registry=registry
         )
         self.leading = Gauge(f"{prefix}_rebalancing", "1 while this gateway holds the lease of rebalancing.", registry=registry)
+        self.resumes = Counter(
+            f"{prefix}_resumes",
+            "Requests whose instance was gone in mid-answer: 'resumed' elsewhere, 'failed', or 'refused'; and why.",
+            ["outcome", "reason"],
+            registry=registry,
+        )
+        self.remembered_tokens = Gauge(
+            f"{prefix}_remembered_tokens", "Token ids held, so that streams can go on elsewhere.", registry=registry
+        )
         self.conflicts = Counter(f"{prefix}_claim_conflicts", "Claims lost to another gateway's, and chosen anew.", registry=registry)
         self.store_errors = Counter(f"{prefix}_store_errors", "Questions the store did not answer.", registry=registry)
         self.store_up = Gauge(f"{prefix}_store_up", "1 while the store answers.", registry=registry)

@@ -20,6 +20,9 @@ class BodyFields:
     model: str | None
     stream: bool
     n: int
+    prompts: int
+    """In one request for completions there may be several."""
+    logprobs: bool
     prompt_tokens: int
     """An estimate of the prompt's length."""
     max_output_tokens: int = 0
@@ -40,6 +43,8 @@ def read_body(body: bytes) -> BodyFields:
         model=model if isinstance(model, str) else None,
         stream=raw.get("stream") is True,
         n=choices,
+        prompts=_prompts(raw.get("prompt")),
+        logprobs=raw.get("logprobs") is not None and raw["logprobs"] is not False,
         prompt_tokens=_prompt_tokens(raw) if prompt_tokens is None else prompt_tokens,
         max_output_tokens=_max_output_tokens(raw) * max(1, choices),
     )
@@ -59,6 +64,11 @@ def read_tier(priority: str | None) -> tuple[str, str | None]:
 def _max_output_tokens(raw: dict[str, object]) -> int:
     stated = raw.get("max_completion_tokens", raw.get("max_tokens"))
     return max(0, stated) if isinstance(stated, int) else 0
+
+
+def _prompts(prompt: object) -> int:
+    """How many prompts: a list of numbers is one."""
+    return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
 
 
 def _prompt_tokens(raw: dict[str, object]) -> int:

@@ -1,7 +1,7 @@
 """THE streaming path, top to bottom: admit, claim, open, relay, switch, release. One frame owns all of it.
 
     serve ─ one request: reads the body, holds its place in the ledger, watches the client
-      _run ─ tries instances until one gives a first byte
+      _run ─ tries instances until one completes the answer: anew, or going on from what the client has seen
         _ride ─ one instance's stream, and those the request moves on to
           _follow ─ one stream to its last word: whole events in, the client's bytes out, one write for each read
 
@@ -10,7 +10,6 @@ connection and gives the claim back.
 """
 
 import asyncio
-import logging
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from enum import Enum, auto
@@ -21,31 +20,39 @@ from backend.registry.instance import InstanceKind
 from gateway.access.caller import Caller
 from gateway.aliases import rename_model
 from gateway.attachment import Attachment
+from gateway.attempts import Attempts, Next
+from gateway.attendant import Attendant
 from gateway.composition import Composition
-from gateway.control import Answer, Control, ControlError, Head, Kept, Lost, Moved, Moving, parse_control
+from gateway.control import Answer, Control, ControlError, Head, Kept, Lost, Moved, Moving, Released, parse_control
 from gateway.downstream import Downstream
 from gateway.errors import (
     ClientLeft,
     FirstByteTimeout,
     GatewayError,
+    ModelNotFound,
     NoInstance,
     StreamGap,
     UpstreamBroken,
     UpstreamFailed,
+    UpstreamLetGo,
     UpstreamRefused,
     UpstreamSilent,
     UpstreamUnreachable,
+    first_error,
 )
 from gateway.headers import find_header, request_headers
+from gateway.joint import tell_joint
 from gateway.openai import BodyFields, read_body, read_tier
 from gateway.policy.view import InstanceView
 from gateway.request_log import RequestEntry
+from gateway.resuming import resume_order, why_not_resumable
 from gateway.sse import Decoder, Event, EventTooLong
 from gateway.transcript import Transcript, Verdict
 from gateway.upstream import UpstreamResponse
 from migration.leg import InstanceId, Leg, RequestId
 
-log = logging.getLogger("midstream.gateway.relay")
+CHOOSE_AGAIN_S = 0.05
+"""Between two looks for an instance that can go on with an answer."""
 
 TAIL_S = 1.0
 """What an instance gets to close its stream in good order once the answer is complete."""
@@ -72,20 +79,19 @@ class Relay:
         self._target = scope["path"] + (f"?{query.decode('latin-1')}" if query else "")
         self._arrived_s = parts.clock()
         self._transcript = Transcript()
-        self._tried: set[InstanceId] = set()
-        self._failure: UpstreamFailed | None = None
-        self._epoch = 0
+        self._memory = parts.token_memory.share()
+        self._attempts = Attempts(self._settings.max_attempts, self._settings.max_resumes)
+        self._served_by = InstanceId("")
         self._head: Head | None = None
         self._attachment: Attachment | None = None
-        self._response: UpstreamResponse | None = None
-        self._reading_since_s: float | None = None
         self._event_at_s = self._arrived_s
         self._gap_leg: Leg | None = None
-        self._left: InstanceId | None = None
         self._asked: BodyFields | None = None
         self._first_byte_s: float | None = None
+        self._left = InstanceId("")
         self.tier, self._tier_note = read_tier(find_header(self._raw_headers, b"priority"))
         self.outcome = "failed"
+        self._attendant = Attendant(client, parts.ledger, parts.settings, parts.clock, self.tier)
 
     @property
     def used_tokens(self) -> int:
@@ -118,16 +124,17 @@ class Relay:
             self._asked = self._fields
             place = self._parts.ledger.place(self._request, self.tier, self._fields.prompt_tokens)
             async with place as self._place, asyncio.TaskGroup() as self._tasks:
-                attendant = self._tasks.create_task(self._attend())
+                attendant = self._tasks.create_task(self._attendant.run())
                 try:
                     await self._show()
                 finally:
                     attendant.cancel()
                     self._drop_attachment()
+                    self._memory.cover(0)
         except* ClientLeft:
             self.outcome = "client_left"
         except* GatewayError as group:
-            await self._fail(_first(group))
+            await self._fail(first_error(group))
 
     def _issue_id(self) -> RequestId:
         wanted = find_header(self._raw_headers, b"x-request-id")
@@ -150,24 +157,6 @@ class Relay:
             self._parts.metrics.broken_streams.labels(error.reason).inc()
         await self._client.fail(error)
 
-    async def _attend(self) -> None:
-        """The request's second task: sees the client leave, keeps an idle stream open, and cuts off an instance that fell silent."""
-        settings = self._settings
-        tick_s = min(t for t in (settings.keepalive_interval_s, settings.idle_timeout_s / 2) if t > 0)
-        while True:
-            try:
-                async with asyncio.timeout(tick_s):
-                    await self._client.wait_left()
-                if not self._client.finished:
-                    raise ClientLeft
-                return
-            except TimeoutError:
-                now_s = self._parts.clock()
-            if self._response and self._reading_since_s is not None and now_s - self._reading_since_s > settings.idle_timeout_s:
-                self._response.close()
-            if settings.keepalive_interval_s and now_s - self._client.sent_at_s >= settings.keepalive_interval_s:
-                await self._client.keep_alive()
-
     # ------------------------------------------------------------------ attempts
 
     async def _run(self) -> None:
@@ -179,58 +168,97 @@ class Relay:
                     try:
                         return await self._ride(instance)
                     except UpstreamFailed as failure:
-                        self._consider(instance.id, failure)
+                        await self._consider(failure)
         except TimeoutError:
             raise FirstByteTimeout(f"No instance gave a first byte within {self._settings.first_byte_timeout_s:g} s.") from None
 
     async def _choose(self) -> InstanceView:
-        try:
-            return await self._parts.dispatcher.choose(self._place, self._fields.model, frozenset(self._tried))
-        except NoInstance:
-            if self._failure is None:
-                raise
-            raise self._failure from None
+        """The next instance. An answer that is under way waits for one, up to a bound; a request that has seen nothing does not.
 
-    def _consider(self, instance: InstanceId, failure: UpstreamFailed) -> None:
-        """The one place where it is decided what a failure means: go on elsewhere (return), or show it (raise).
-
-        Restarting is open while the client has seen nothing. Going on from `transcript.token_ids` belongs here too.
+        Raises GatewayError.
         """
-        self._tried.add(instance)
-        self._failure = failure
+        attempts, settings = self._attempts, self._settings
+        while True:
+            excluded = attempts.excluded(await self._parts.ledger.view(settings.view_max_age_s))
+            try:
+                return await self._parts.dispatcher.choose(self._place, self._fields.model, excluded)
+            except (NoInstance, ModelNotFound):
+                if attempts.failure is None:
+                    raise
+                if attempts.resuming is None:
+                    raise attempts.failure from None
+                if self._parts.clock() - attempts.failed_at_s >= settings.resume_wait_s:
+                    self._parts.metrics.resumes.labels("failed", "no_instance").inc()
+                    raise attempts.failure from None
+            await asyncio.sleep(CHOOSE_AGAIN_S)
+
+    async def _consider(self, failure: UpstreamFailed) -> None:
+        """What a failure means: begin anew, go on elsewhere (return), or show it (raise).
+
+        What the client has seen is never told again: it is gone on from, or the answer ends.
+        """
         self._drop_attachment()
+        if not isinstance(failure, UpstreamLetGo):
+            self._attempts.blame(self._served_by, await self._parts.ledger.view(self._settings.view_max_age_s))
         if isinstance(failure, UpstreamUnreachable):
             self._parts.dispatcher.suspect(self._served_by)
-        if self._client.started or self._transcript.tokens > 0 or len(self._tried) >= self._settings.max_attempts:
-            raise failure
-        self._transcript, self._head, self._epoch, self._gap_leg = Transcript(), None, 0, None
-        self._parts.metrics.retries.labels(failure.reason).inc()
+        decision = self._attempts.decide(
+            failure,
+            self._parts.clock(),
+            shown=self._client.started,
+            tokens=self._transcript.tokens,
+            why_not=why_not_resumable(self._fields, self._transcript, shown=self._client.started),
+        )
+        if decision.counted:
+            self._parts.metrics.resumes.labels(*decision.counted).inc()
+        if decision.next is Next.SHOW:
+            raise self._attempts.failure or failure
+        if decision.next is Next.ANEW:
+            self._transcript, self._head, self._gap_leg = Transcript(), None, None
+            self._memory.cover(0)
+            self._parts.metrics.retries.labels(failure.reason).inc()
 
     async def _ride(self, instance: InstanceView) -> None:
         """The answer from this instance, and from those it moves on to. Returns when it is complete. Raises UpstreamFailed."""
-        self._served_by = instance.id
-        headers = request_headers(self._raw_headers, self._request, self.tier)
+        self._left, self._served_by = self._served_by, instance.id
         patience_s = self._settings.attempt_timeout_s
         if instance.report.kind is InstanceKind.PASSIVE and not self._fields.stream:  # nothing comes before the whole answer
             patience_s = self._settings.answer_timeout_s
             self._deadline.reschedule(asyncio.get_running_loop().time() + patience_s)
         try:
             async with asyncio.timeout(patience_s) as self._patience, AsyncExitStack() as legs:
-                opened = await self._parts.upstream.post(instance.report.url, self._target, headers, self._body)
+                with self._attendant.listening(instance.id, self._lose_patience):
+                    opened = await self._open(instance.report.url)
                 response = await legs.enter_async_context(opened)
                 if not response.is_event_stream:
                     return await self._pass_whole(response)
-                self._head = Head(response.status, tuple(response.headers))
+                if not self._client.started:
+                    self._head = Head(response.status, tuple(response.headers))
                 while await self._follow(response) is Turn.SWITCH:  # the old stream ends by itself; it is closed with the others
                     response = await legs.enter_async_context(await self._take_attachment())
         except TimeoutError:
             raise UpstreamSilent("The instance gave no first event in time.") from None
+
+    async def _open(self, url: str) -> UpstreamResponse:
+        """Ask an instance to begin, or to go on with what the client has been shown."""
+        leg = Leg(self._request, self._attempts.next_epoch())
+        headers = request_headers(self._raw_headers, leg.request, self.tier, leg.epoch)
+        if self._attempts.resuming is None:
+            return await self._parts.upstream.post(url, self._target, headers, self._body)
+        self._gap_leg = leg
+        self._transcript.rejoin()
+        return await self._parts.upstream.resume(url, resume_order(leg, self.tier, self._target, headers, self._body, self._transcript))
+
+    def _lose_patience(self) -> None:
+        self._patience.reschedule(asyncio.get_running_loop().time())
 
     async def _pass_whole(self, response: UpstreamResponse) -> None:
         """An answer that is not a stream, verbatim. Raises UpstreamRefused for a 5xx."""
         body = await response.read_all(self._settings.max_answer_bytes)
         if response.status >= 500:
             raise UpstreamRefused(response.status, response.headers, body)
+        if self._attempts.resuming is not None:
+            raise UpstreamBroken(f"The instance does not go on with the request (status {response.status}).")
         self._begin()
         self.outcome = "ok" if response.status < 400 else "request_refused"
         await self._client.answer(response.status, response.headers, body)
@@ -258,12 +286,8 @@ class Relay:
                 return Turn.SWITCH
 
     async def _read(self, response: UpstreamResponse) -> bytes:
-        self._response = response
-        self._reading_since_s = self._parts.clock()
-        try:
+        with self._attendant.listening(self._served_by, response.close):
             return await response.read()
-        finally:
-            self._response = self._reading_since_s = None
 
     async def _deliver(self, events: list[Event]) -> Turn | None:
         """Hand over the client's part of what one read brought, in one write. Says if this stream is over. Raises UpstreamFailed."""
@@ -308,13 +332,14 @@ class Relay:
             raise StreamGap("The moved stream does not go on where its first part ended.")
         if verdict is Verdict.OLD:
             return False
-        now_s = self._parts.clock()
-        if self._gap_leg is not None:
-            self._tasks.create_task(self._note_gap(self._gap_leg, now_s - self._event_at_s))
-            self._gap_leg = None
+        self._note_joint()
+        self._attempts.progressed()
+        if not self._memory.cover(self._transcript.remembered):
+            self._transcript.forget()
+            self._memory.cover(0)
         if self._transcript.tokens > 0 and self._deadline.when() is not None:
             self._deadline.reschedule(None)
-        self._event_at_s = now_s
+        self._event_at_s = self._parts.clock()
         return True
 
     def _obey(self, control: Control) -> Turn | None:
@@ -322,15 +347,18 @@ class Relay:
         match control:
             case Head():
                 self._head = control
-            case Moving(epoch) if epoch > self._epoch:
+            case Moving(epoch) if epoch > self._attempts.epoch:
+                self._attempts.announced(epoch)
                 self._drop_attachment()
                 self._attachment = Attachment(self._parts.upstream, self._request, control, self._tasks)
             case Kept(epoch) if self._attachment is not None and self._attachment.leg.epoch == epoch:
                 self._drop_attachment()
             case Moved(epoch) if self._attachment is None or self._attachment.leg.epoch != epoch:
                 raise UpstreamBroken("The request moved to an instance that was not announced.")
-            case Lost() if self._attachment is None:
-                raise UpstreamBroken("The instance lost the request.")
+            case Lost(reason) if self._attachment is None:
+                raise UpstreamLetGo(f"The instance lost the request ({reason}).")
+            case Released(reason):
+                raise UpstreamLetGo(f"The instance let the request go ({reason}).")
             case Moved() | Lost():
                 return Turn.SWITCH
         return None
@@ -342,22 +370,23 @@ class Relay:
         attachment = self._attachment
         if attachment is None:
             raise UpstreamBroken("The request moved to an instance that was not announced.")
-        self._tried.add(attachment.instance)
-        self._left, self._served_by = self._served_by, attachment.instance
         response = await attachment.take(self._settings.attach_timeout_s)
+        self._left, self._served_by = self._served_by, attachment.instance
         self._attachment = None
-        self._epoch = attachment.leg.epoch
+        self._attempts.epoch = attachment.leg.epoch
         self._transcript.rejoin()
         self._gap_leg = attachment.leg
         self._parts.metrics.switches.inc()
         self._tasks.create_task(self._parts.ledger.move(self._place, attachment.instance))
         return response
 
-    async def _note_gap(self, leg: Leg, gap_s: float) -> None:
-        self._parts.metrics.switch_gap_s.observe(gap_s)
-        told = {"request": leg.request, "epoch": leg.epoch, "source": self._left, "destination": self._served_by}
-        self._parts.events.publish("switch", {**told, "gap_ms": round(gap_s * 1e3, 3)})
-        await self._parts.ledger.record_switch(leg, gap_s * 1e3)
+    def _note_joint(self) -> None:
+        """The client's stream goes on at another instance: it moved there, or was resumed there."""
+        if self._gap_leg is not None:
+            gap_s = self._parts.clock() - self._event_at_s
+            telling = tell_joint(self._parts, self._gap_leg, self._left, self._served_by, gap_s, self._attempts.joined())
+            self._tasks.create_task(telling)
+            self._gap_leg = None
 
     def _drop_attachment(self) -> None:
         if self._attachment is not None:
@@ -384,6 +413,7 @@ class Relay:
         if self._client.started:
             raise UpstreamBroken("The instance sent a second answer.")
         self._transcript.complete = True
+        self._note_joint()
         self._begin()
         await self._client.answer(answer.status, answer.headers, answer.body)
         return Turn.COMPLETE
@@ -391,17 +421,7 @@ class Relay:
     async def _close(self, response: UpstreamResponse) -> Turn:
         """The client has everything: let the instance end its stream in good order, and end the client's."""
         self.outcome = "ok"
-        try:
-            async with asyncio.timeout(TAIL_S):
-                while await response.read():
-                    pass
-        except (TimeoutError, UpstreamFailed) as error:
-            log.debug("an instance did not end its stream in good order: %r", error)
+        await response.read_out(TAIL_S)
         if not self._client.finished:
             await self._client.finish()
         return Turn.COMPLETE
-
-
-def _first(group: BaseExceptionGroup[GatewayError]) -> GatewayError:
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error

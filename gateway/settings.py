@@ -77,6 +77,20 @@ class GatewaySettings(BaseSettings):
     attach_timeout_s: float = Field(
         default=10.0, gt=0, description="Seconds to wait, once a request has moved, for the attachment to its new instance."
     )
+    hang_timeout_s: float = Field(
+        default=3.0,
+        gt=0,
+        description="Seconds without an event (tier high: half, batch: twice as long; never under 20 of the instance's steps) from which "
+        "an instance whose load reports have stopped, too, counts as dead.",
+    )
+    resume_wait_s: float = Field(
+        default=30.0, ge=0, description="Seconds to wait for an instance that can go on with an answer whose own is gone."
+    )
+    max_resumes: int = Field(default=8, ge=0, description="How often one request may go on elsewhere after its instance was gone.")
+    max_remembered_tokens: int = Field(
+        default=64 * 2**20, ge=0, description="Token ids (4 bytes each) remembered for going on elsewhere, at most, over all requests."
+    )
+    max_remembered_request_tokens: int = Field(default=2**20, ge=0, description="The same for one request.")
     keepalive_interval_s: float = Field(
         default=15.0, ge=0, description="Seconds of silence after which an open stream gets an SSE comment. 0 switches that off."
     )

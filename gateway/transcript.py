@@ -8,9 +8,14 @@ When a stream goes on at another instance, that one tells everything from the be
     anything else                                            GAP    something is missing: not to be shown
 """
 
+import re
+from array import array
+from collections.abc import Iterable
 from enum import Enum, auto
 
 from gateway.sse import Cursor, Event
+
+_CREATED = re.compile(rb'"created":\s*(\d+)')
 
 
 class Verdict(Enum):
@@ -25,8 +30,11 @@ class Transcript:
     """Owned by one relay. Strict where two streams meet; on a stream already joined every event is new by construction."""
 
     def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        """All output tokens shown so far, in order."""
+        self._ids = array("I")
+        self.created: int | None = None
+        """The second of creation that the client was shown, if any."""
+        self.forgotten = False
+        """The ids are remembered no longer."""
         self.complete = False
         """The answer has been seen to its end."""
         self.contiguous = True
@@ -38,6 +46,21 @@ class Transcript:
     def tokens(self) -> int:
         """Output tokens the client has seen."""
         return self._last[0]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All output tokens shown so far, in order; none once they are forgotten."""
+        return self._ids.tolist()
+
+    @property
+    def remembered(self) -> int:
+        """How many token ids are held."""
+        return len(self._ids)
+
+    def forget(self) -> None:
+        """Hold no ids from now on."""
+        self.forgotten = True
+        self._ids = array("I")
 
     def rejoin(self) -> None:
         """The next events come from another instance, from the beginning."""
@@ -58,17 +81,27 @@ class Transcript:
             if verdict is not Verdict.NEW:
                 return verdict
             self._joining = False
-        elif cursor.tokens != len(self.token_ids) + len(cursor.ids):
+        elif cursor.tokens != self.tokens + len(cursor.ids):
             self.contiguous = False
-        self.token_ids.extend(cursor.ids)
+        self._remember(cursor.ids)
+        if self.created is None and (found := _CREATED.search(event.raw)):
+            self.created = int(found[1])
         self._last = (cursor.tokens, cursor.sub)
         self.complete = self.complete or event.is_done
         return Verdict.NEW
+
+    def _remember(self, ids: Iterable[int]) -> None:
+        if not self.forgotten:
+            try:
+                self._ids.extend(ids)
+            except OverflowError:
+                self.contiguous = False
 
     def _judge_without_cursor(self, event: Event) -> Verdict:
         if self._joining:
             return Verdict.OLD if event.is_comment or event.is_blank else Verdict.GAP
         self.complete = self.complete or event.is_done
+        self.contiguous = self.contiguous and (event.is_comment or event.is_blank)
         return Verdict.NEW
 
     def _compare(self, cursor: Cursor) -> Verdict:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace, TracebackType
@@ -21,6 +22,8 @@ from gateway.errors import (
     UpstreamUntrusted,
 )
 from migration.leg import Leg
+
+log = logging.getLogger("midstream.gateway.upstream")
 
 IDLE_CONNECTION_S = 3.0
 """Pooled connections are dropped before the servers we talk to drop them (uvicorn: 5 s)."""
@@ -56,6 +59,15 @@ class UpstreamResponse:
             if len(body) > limit_bytes:
                 raise UpstreamBroken(f"The instance's answer is over {limit_bytes} bytes.")
         return bytes(body)
+
+    async def read_out(self, timeout_s: float) -> None:
+        """Let the instance end its answer in good order, within bounds, though nobody needs the rest."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while await self.read():
+                    pass
+        except (TimeoutError, UpstreamFailed) as error:
+            log.debug("an instance did not end its stream in good order: %r", error)
 
     def close(self) -> None:
         """Idempotent. A `read` that is waiting fails at once."""
@@ -115,6 +127,10 @@ class Upstream:
                 return response.status, await response.read_all(limit_bytes=64 * 2**20)
         except TimeoutError:
             raise UpstreamSilent(f"The instance gave no answer within {timeout_s:g} s.") from None
+
+    async def resume(self, url: str, order: bytes) -> UpstreamResponse:
+        """Have an instance go on with a request (resuming.resume_order). Returns at the answer's head."""
+        return await self._request("POST", f"{url}/midstream/resume", ((b"content-type", b"application/json"),), order)
 
     async def get_json(self, url: str, timeout_s: float) -> object:
         """What the instance answers, if it is a 200 in JSON within the deadline; else raises UpstreamFailed."""

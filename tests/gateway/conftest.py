@@ -115,7 +115,9 @@ RigMaker = Callable[..., AbstractAsyncContextManager[Rig]]
 @asynccontextmanager
 async def make_rig(store: InstanceStore | None = None, **settings: Any) -> AsyncIterator[Rig]:
     store = store or MemoryStore(asyncio.get_running_loop().time)
-    app = build_app(GatewaySettings(**{"_env_file": None, "keepalive_interval_s": 0, "rebalance": False, **settings}), store)
+    app = build_app(
+        GatewaySettings(**{"_env_file": None, "keepalive_interval_s": 0, "rebalance": False, "resume_wait_s": 0.1, **settings}), store
+    )
     async with live(app) as url, httpx.AsyncClient(base_url=url, timeout=10) as client, AsyncExitStack() as stack:
         yield Rig(url, store, client, stack)
 

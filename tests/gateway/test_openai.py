@@ -11,9 +11,9 @@ def fields(**body: object) -> BodyFields:
 
 
 def test_fields() -> None:
-    assert fields(model="m", stream=True, n=2, prompt="12345678") == BodyFields("m", True, 2, 2)
-    assert fields() == BodyFields(None, False, 1, 0)
-    assert fields(model=5, stream="yes", n="x", prompt=None, messages=3) == BodyFields(None, False, 1, 0)
+    assert fields(model="m", stream=True, n=2, prompt="12345678") == BodyFields("m", True, 2, 1, False, 2)
+    assert fields() == BodyFields(None, False, 1, 1, False, 0)
+    assert fields(model=5, stream="yes", n="x", prompt=None, messages=3) == BodyFields(None, False, 1, 1, False, 0)
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,16 @@ def test_fields() -> None:
 )
 def test_all_forms_of_a_prompt(prompt: object, tokens: int) -> None:
     assert fields(prompt=prompt).prompt_tokens == tokens
+
+
+def test_how_many_prompts() -> None:
+    prompts: list[object] = ["a", [1, 2, 3], [], None, ["a"], ["a", "b"], [[1], [2], [3]]]
+    assert [fields(prompt=prompt).prompts for prompt in prompts] == [1, 1, 1, 1, 1, 2, 3]
+
+
+def test_who_asks_for_log_probabilities() -> None:
+    asked = [{"logprobs": True}, {"logprobs": False}, {"logprobs": None}, {}, {"logprobs": 0}, {"logprobs": 2}]
+    assert [fields(**body).logprobs for body in asked] == [True, False, False, False, True, True]
 
 
 def test_messages() -> None:

@@ -1,0 +1,81 @@
+"""A relay's second task: sees the client leave, keeps an idle stream open, and cuts off an instance that fell silent or hangs."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gateway.downstream import Downstream
+from gateway.errors import ClientLeft
+from gateway.ledger import Ledger
+from gateway.liveness import is_hung, patience_s
+from gateway.settings import GatewaySettings
+from migration.leg import InstanceId
+
+log = logging.getLogger("midstream.gateway.attendant")
+
+
+@dataclass(eq=False, slots=True)
+class _Wait:
+    """One wait for an instance. `cut` ends it: whoever waits hears of a failure."""
+
+    instance: InstanceId
+    since_s: float
+    cut: Callable[[], None]
+
+
+class Attendant:
+    """Owned by one relay, which says when it listens to which instance."""
+
+    def __init__(self, client: Downstream, ledger: Ledger, settings: GatewaySettings, clock: Callable[[], float], tier: str) -> None:
+        self._client = client
+        self._ledger = ledger
+        self._settings = settings
+        self._clock = clock
+        self._tier = tier
+        self._wait: _Wait | None = None
+
+    @contextmanager
+    def listening(self, instance: InstanceId, cut: Callable[[], None]) -> Iterator[None]:
+        """The relay waits for that instance meanwhile."""
+        self._wait = _Wait(instance, self._clock(), cut)
+        try:
+            yield
+        finally:
+            self._wait = None
+
+    async def run(self) -> None:
+        """Until the answer is finished. Raises ClientLeft."""
+        settings = self._settings
+        ticks = (settings.keepalive_interval_s, settings.idle_timeout_s / 2, patience_s(self._tier, settings.hang_timeout_s, 0.0) / 2)
+        tick_s = min(tick for tick in ticks if tick > 0)
+        while True:
+            try:
+                async with asyncio.timeout(tick_s):
+                    await self._client.wait_left()
+                if not self._client.finished:
+                    raise ClientLeft
+                return
+            except TimeoutError:
+                pass
+            wait = self._wait
+            if wait is not None and await self._is_dead(wait) and wait is self._wait:
+                wait.cut()
+            if settings.keepalive_interval_s and self._clock() - self._client.sent_at_s >= settings.keepalive_interval_s:
+                await self._client.keep_alive()
+
+    async def _is_dead(self, wait: _Wait) -> bool:
+        settings = self._settings
+        silent_s = self._clock() - wait.since_s
+        if silent_s > settings.idle_timeout_s:
+            return True
+        if silent_s < patience_s(self._tier, settings.hang_timeout_s, 0.0):
+            return False
+        cluster = await self._ledger.view(settings.report_stale_s / 10)
+        if not self._ledger.is_store_up:
+            return False
+        hung = is_hung(wait.instance, silent_s, self._tier, cluster, settings.hang_timeout_s, settings.report_stale_s)
+        if hung:
+            log.warning("%s counts as dead: no event for %.1f s, and its reports have stopped", wait.instance, silent_s)
+        return hung

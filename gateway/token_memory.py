@@ -1,0 +1,42 @@
+"""The token ids that a gateway remembers of its streams, so that they can go on elsewhere: bounded for each, and in all."""
+
+from prometheus_client import Gauge
+
+
+class TokenMemory:
+    """Counts ids, four bytes each. Owned by the app; each relay takes a share."""
+
+    def __init__(self, max_tokens: int, max_request_tokens: int, gauge: Gauge) -> None:
+        self._max_tokens = max_tokens
+        self._max_request_tokens = max_request_tokens
+        self._gauge = gauge
+        self.tokens = 0
+        """Remembered now, over all requests."""
+
+    def share(self) -> "TokenShare":
+        return TokenShare(self)
+
+    def change(self, share_tokens: int, by: int) -> bool:
+        """Whether a share may grow to that size, by so many; then it is counted. It may always shrink."""
+        if by > 0 and (share_tokens > self._max_request_tokens or self.tokens + by > self._max_tokens):
+            return False
+        self.tokens += by
+        self._gauge.set(self.tokens)
+        return True
+
+
+class TokenShare:
+    """What one request takes of it. `cover(0)` gives all back."""
+
+    def __init__(self, memory: TokenMemory) -> None:
+        self._memory = memory
+        self._tokens = 0
+
+    def cover(self, tokens: int) -> bool:
+        """Count that many for this request from now on; False, with nothing changed, if there is no room for them."""
+        if tokens == self._tokens:
+            return True
+        if not self._memory.change(tokens, tokens - self._tokens):
+            return False
+        self._tokens = tokens
+        return True
