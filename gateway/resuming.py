@@ -3,6 +3,7 @@
 import base64
 import json
 
+from backend.registry.instance import InstanceKind
 from gateway.errors import RawHeaders
 from gateway.openai import BodyFields
 from gateway.policy.view import InstanceView
@@ -34,8 +35,8 @@ def why_not_resumable(fields: BodyFields, transcript: Transcript, *, shown: bool
 
 
 def can_take_over(instance: InstanceView) -> bool:
-    """Whether it can go on from token ids. A plain OpenAI server (state `passive`) can only begin anew."""
-    return str(instance.report.state) != "passive"
+    """Whether it can go on from token ids. A plain OpenAI server can only begin anew."""
+    return instance.report.kind is not InstanceKind.PASSIVE
 
 
 def resume_order(leg: Leg, tier: str, target: str, headers: RawHeaders, body: bytes, transcript: Transcript) -> bytes:
