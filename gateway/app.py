@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from random import Random
 from typing import TypedDict
@@ -24,10 +25,14 @@ from gateway.dispatcher import Dispatcher
 from gateway.errors import GatewayError, MalformedBody, MethodNotAllowed, NotFound
 from gateway.events import EventFeed
 from gateway.ledger import Ledger
+from gateway.line import Line
 from gateway.metrics import Metrics
-from gateway.policy.dispatch import DispatchPolicy, LeastLoaded
+from gateway.policy.config import Policy
+from gateway.policy.dispatch import DispatchPolicy
+from gateway.policy.line import Immediate
 from gateway.request_ids import RequestIds
 from gateway.settings import GatewaySettings
+from gateway.suspects import Suspects
 from gateway.upstream import Upstream
 from gateway.watch import InstanceWatch
 
@@ -38,15 +43,22 @@ class State(TypedDict):
     composition: Composition
 
 
-def build_app(settings: GatewaySettings, store: InstanceStore | None = None, policy: DispatchPolicy | None = None) -> FastAPI:
-    """The gateway as an ASGI app. A store that is given stays the caller's; else the one in the settings is opened and closed here."""
+def build_app(settings: GatewaySettings, store: InstanceStore | None = None, dispatch: DispatchPolicy | None = None) -> FastAPI:
+    """The gateway as an ASGI app. A store that is given stays the caller's; else the one in the settings is opened and closed here.
+
+    With a `dispatch` policy that one places requests, at once, instead of the policy in the settings.
+    """
+    policy = settings.build_policy()
+    if dispatch is not None:
+        policy = replace(policy, dispatch=dispatch, line=Immediate(dispatch))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[State]:
         async with _store_of(settings, store) as shared, Upstream.open(settings.connect_timeout_s) as upstream:
-            parts = compose(settings, shared, upstream, policy or LeastLoaded())
+            parts = compose(settings, shared, upstream, policy)
             async with asyncio.TaskGroup() as tasks:
-                keepers = [tasks.create_task(parts.ledger.keep()), tasks.create_task(parts.watch.keep())]
+                loops = (parts.ledger.keep(), parts.watch.keep(), parts.line.keep(), parts.line.hear(), parts.line.renew())
+                keepers = [tasks.create_task(loop) for loop in loops]
                 yield {"composition": parts}
                 for keeper in keepers:
                     keeper.cancel()
@@ -61,16 +73,18 @@ def build_app(settings: GatewaySettings, store: InstanceStore | None = None, pol
     return app
 
 
-def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream, policy: DispatchPolicy) -> Composition:
+def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream, policy: Policy) -> Composition:
     """Wire the parts."""
     clock = time.monotonic  # the event loop's own may tick in whole milliseconds
     metrics = Metrics(CollectorRegistry())
     ledger = Ledger(store, settings, clock, metrics)
-    dispatcher = Dispatcher(ledger, policy, settings, clock, Random())
+    suspects = Suspects(clock, settings.suspect_s)
+    line = Line(ledger, policy, suspects, settings, clock, metrics)
+    dispatcher = Dispatcher(ledger, line, policy, suspects, settings, clock, metrics, Random())
     events = EventFeed(settings.max_queued_events)
     watch = InstanceWatch(ledger, events)
     started_s = int(datetime.now(UTC).timestamp())
-    return Composition(settings, ledger, dispatcher, upstream, metrics, RequestIds(), events, watch, clock, started_s)
+    return Composition(settings, policy, ledger, line, dispatcher, upstream, metrics, RequestIds(), events, watch, clock, started_s)
 
 
 @asynccontextmanager

@@ -8,7 +8,9 @@ from starlette.types import Scope
 from gateway.dispatcher import Dispatcher
 from gateway.events import EventFeed
 from gateway.ledger import Ledger
+from gateway.line import Line
 from gateway.metrics import Metrics
+from gateway.policy.config import Policy
 from gateway.request_ids import RequestIds
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream
@@ -20,7 +22,9 @@ class Composition:
     """The parts, wired. `started_s` is the wall-clock second the gateway started; `clock` is monotonic, in seconds."""
 
     settings: GatewaySettings
+    policy: Policy
     ledger: Ledger
+    line: Line
     dispatcher: Dispatcher
     upstream: Upstream
     metrics: Metrics

@@ -1,51 +1,63 @@
-"""Finds a request its instance: reads a view, asks the policy for an order, claims the first that is as it was seen."""
+"""Finds a request its instance. Whoever fits somewhere and has nobody before it goes there at once; the others wait in line.
 
-import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+Under a policy without a line everybody goes at once, to the first instance in its order that is as it was seen.
+"""
+
+from collections.abc import Callable
+from itertools import count
 from random import Random
 
+from backend.registry.line import Passage
 from backend.registry.store import Candidate
 from gateway.errors import ModelNotFound, NoInstance, NoOtherInstance
 from gateway.ledger import Ledger, Place
-from gateway.policy.dispatch import DispatchPolicy
+from gateway.line import Line, demand_tokens
+from gateway.metrics import Metrics
+from gateway.policy.config import Policy
+from gateway.policy.dispatch import eligible
+from gateway.policy.line import Immediate, LineView, Waiting
 from gateway.policy.view import ClusterView, InstanceView, RequestView
 from gateway.settings import GatewaySettings
+from gateway.suspects import Suspects
 from migration.leg import InstanceId
 
 
 class Dispatcher:
     """Owned by the app. Choices of one gateway are made one after the other, so that they do not conflict among themselves."""
 
-    def __init__(self, ledger: Ledger, policy: DispatchPolicy, settings: GatewaySettings, clock: Callable[[], float], rng: Random) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        line: Line,
+        policy: Policy,
+        suspects: Suspects,
+        settings: GatewaySettings,
+        clock: Callable[[], float],
+        metrics: Metrics,
+        rng: Random,
+    ) -> None:
         self._ledger = ledger
+        self._line = line
         self._policy = policy
+        self._suspects = suspects
         self._settings = settings
         self._clock = clock
+        self._metrics = metrics
         self._rng = rng
-        self._choosing = asyncio.Lock()
-        self._suspects: dict[InstanceId, float] = {}
+        self._numbers = count(rng.randrange(2**16))
 
     async def choose(self, place: Place, model: str | None, excluded: frozenset[InstanceId]) -> InstanceView:
-        """Put the request on an instance. Raises ModelNotFound, NoInstance. The caller sets a deadline."""
-        async with self._choosing:
-            max_age_s = self._settings.view_max_age_s
-            while True:
-                cluster = await self._ledger.view(max_age_s)
-                request = RequestView(place.request, model, place.tier, place.prompt_tokens, excluded)
-                order = self._order(request, cluster)
-                if order and await self._ledger.take(place, order) and place.instance is not None:
-                    view = cluster.find(place.instance)
-                    if view is not None:
-                        return view
-                elif not order and max_age_s <= 0:
-                    raise _nobody(model, cluster)
-                max_age_s = 0.0
+        """Put the request on an instance. Raises ModelNotFound, NoInstance, QueueFull, PatienceOver. The caller sets a deadline."""
+        request = RequestView(place.request, model, place.tier, place.prompt_tokens, excluded, sequence=next(self._numbers))
+        if isinstance(self._policy.line, Immediate):
+            return await self._choose_at_once(place, request)
+        found = await self._pass(place, request)
+        return found if isinstance(found, InstanceView) else await self._line.wait(place, request, found)
 
     async def choose_destination(self, source: InstanceId, request: RequestView) -> InstanceView:
         """The policy's best instance other than the source, without a claim. Raises NoOtherInstance."""
         cluster = await self._ledger.view(0.0)
-        order = self._policy.order(request, cluster, self._rng)
+        order = self._policy.dispatch.order(request, cluster, self._rng)
         best = cluster.find(order[0].instance) if order else None
         if best is None:
             raise NoOtherInstance(f"No other instance can take a request from '{source}'.")
@@ -53,16 +65,63 @@ class Dispatcher:
 
     def suspect(self, instance: InstanceId) -> None:
         """It could not be reached: for a while, use it only if there is no other."""
-        self._suspects[instance] = self._clock() + self._settings.suspect_s
+        self._suspects.add(instance)
 
-    def _order(self, request: RequestView, cluster: ClusterView) -> Sequence[Candidate]:
-        now_s = self._clock()
-        self._suspects = {instance: until_s for instance, until_s in self._suspects.items() if until_s > now_s}
-        if self._suspects:
-            careful = replace(request, excluded=request.excluded | self._suspects.keys())
-            if order := self._policy.order(careful, cluster, self._rng):
-                return order
-        return self._policy.order(request, cluster, self._rng)
+    async def _choose_at_once(self, place: Place, request: RequestView) -> InstanceView:
+        async with self._line.choosing:
+            max_age_s = self._settings.view_max_age_s
+            while True:
+                began_s = self._clock()
+                cluster = await self._ledger.view(max_age_s)
+                order = self._policy.dispatch.order(request, self._suspects.without(cluster, request), self._rng)
+                if order and await self._ledger.take(place, order) and place.instance is not None:
+                    view = cluster.find(place.instance)
+                    if view is not None:
+                        self._metrics.dispatch_s.observe(self._clock() - began_s)
+                        return view
+                elif not order and max_age_s <= 0:
+                    raise _nobody(request.model, cluster)
+                max_age_s = 0.0
+
+    async def _pass(self, place: Place, request: RequestView) -> InstanceView | str:
+        """Where it can go at once, or the line to stand in. Raises ModelNotFound, NoInstance."""
+        async with self._line.choosing:
+            began_s = self._clock()
+            line, served = "", False
+            for max_age_s in (self._settings.view_max_age_s, 0.0):
+                cluster = await self._ledger.view(max_age_s)
+                line = line_of(request.model, cluster)
+                served = bool(eligible(request, cluster))
+                if not served:
+                    continue
+                if self._line.holds_back(line, self._line.rank_of(place.tier)):
+                    break
+                view = await self._try(place, request, line, self._suspects.without(cluster, request))
+                if view is not None:
+                    self._metrics.dispatch_s.observe(self._clock() - began_s)
+                    return view
+            if not served:
+                raise _nobody(request.model, cluster)
+            return line
+
+    async def _try(self, place: Place, request: RequestView, line: str, cluster: ClusterView) -> InstanceView | None:
+        """One attempt without standing in line. Never ahead of room: how many are, only the line knows."""
+        waiting = (Waiting(request, demand_tokens(request, cluster), 0.0),)
+        view = LineView(waiting, 0.0, 0, self._line.expected_output_tokens)
+        for binding in self._policy.line.bind(view, cluster, self._rng):
+            candidate = Candidate(binding.instance, binding.claims_seen)
+            passage = Passage(line, self._line.rank_of(place.tier))
+            if not binding.ahead and await self._ledger.take(place, (candidate,), passage):
+                return cluster.find(binding.instance)
+        return None
+
+
+def line_of(model: str | None, cluster: ClusterView) -> str:
+    """The line in which requests for that model wait: its name; where nothing else is served, that of requests without one, too."""
+    if model is not None:
+        return model
+    models = {name for view in cluster.instances for name in view.report.models}
+    return models.pop() if len(models) == 1 else ""
 
 
 def _nobody(model: str | None, cluster: ClusterView) -> ModelNotFound | NoInstance:

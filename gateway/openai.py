@@ -8,9 +8,6 @@ from gateway.errors import MalformedBody
 BYTES_PER_TOKEN = 4
 """Rule of thumb for an estimate; English text has about that many."""
 
-TIERS = ("high", "normal", "batch")
-DEFAULT_TIER = "normal"
-
 
 @dataclass(frozen=True, slots=True)
 class BodyFields:
@@ -21,6 +18,9 @@ class BodyFields:
     n: int
     prompt_tokens: int
     """An estimate of the prompt's length."""
+    priority: int | None = None
+    """In vLLM's sense: lower first."""
+    service_tier: str | None = None
 
 
 def read_body(body: bytes) -> BodyFields:
@@ -32,23 +32,15 @@ def read_body(body: bytes) -> BodyFields:
     if not isinstance(raw, dict):
         raise MalformedBody("The body is not a JSON object.")
     model, n = raw.get("model"), raw.get("n")
+    priority, service_tier = raw.get("priority"), raw.get("service_tier")
     return BodyFields(
         model=model if isinstance(model, str) else None,
         stream=raw.get("stream") is True,
         n=n if isinstance(n, int) else 1,
         prompt_tokens=_prompt_tokens(raw),
+        priority=priority if isinstance(priority, int) and not isinstance(priority, bool) else None,
+        service_tier=service_tier if isinstance(service_tier, str) else None,
     )
-
-
-def read_tier(priority: str | None) -> tuple[str, str | None]:
-    """The tier a `priority` header asks for, and a note for the client if the value is unknown."""
-    if priority is None:
-        return DEFAULT_TIER, None
-    wanted = priority.strip().lower()
-    if wanted in TIERS:
-        return wanted, None
-    shown = "".join(c for c in wanted if c.isascii() and c.isprintable())[:40]
-    return DEFAULT_TIER, f"unknown priority '{shown}', served as {DEFAULT_TIER}; known: {', '.join(TIERS)}"
 
 
 def _prompt_tokens(raw: dict[str, object]) -> int:

@@ -33,8 +33,9 @@ from gateway.errors import (
     UpstreamUnreachable,
 )
 from gateway.headers import find_header, request_headers
-from gateway.openai import BodyFields, read_body, read_tier
+from gateway.openai import BodyFields, read_body
 from gateway.policy.view import InstanceView
+from gateway.priority import choose_tier
 from gateway.sse import Decoder, Event, EventTooLong
 from gateway.transcript import Transcript, Verdict
 from gateway.upstream import UpstreamResponse
@@ -76,7 +77,8 @@ class Relay:
         self._event_at_s = self._arrived_s
         self._gap_leg: Leg | None = None
         self._left: InstanceId | None = None
-        self.tier, self._tier_note = read_tier(find_header(self._raw_headers, b"priority"))
+        self._first_token_s: float | None = None
+        self.tier = parts.policy.tiers.default
         self.outcome = "failed"
 
     # ------------------------------------------------------------------ admit, place, watch
@@ -88,6 +90,8 @@ class Relay:
             declared = find_header(self._raw_headers, b"content-length")
             self._body = await self._client.read_body(declared, settings.max_body_bytes, settings.body_timeout_s)
             self._fields: BodyFields = read_body(self._body)
+            self._choice = choose_tier(self._raw_headers, self._fields, self._parts.policy.tiers)
+            self.tier = self._choice.tier.name
             self._request = self._issue_id()
             place = self._parts.ledger.place(self._request, self.tier, self._fields.prompt_tokens)
             async with place as self._place, asyncio.TaskGroup() as self._tasks:
@@ -106,8 +110,8 @@ class Relay:
         wanted = find_header(self._raw_headers, b"x-request-id")
         request = self._parts.request_ids.issue(wanted)
         self._client.ours += [(b"x-request-id", request.encode()), (b"x-midstream-tier", self.tier.encode())]
-        if self._tier_note is not None:
-            self._client.ours.append((b"x-midstream-tier-note", self._tier_note.encode()))
+        if self._choice.note is not None:
+            self._client.ours.append((b"x-midstream-tier-note", self._choice.note.encode()))
         return request
 
     async def _show(self) -> None:
@@ -157,12 +161,19 @@ class Relay:
             raise FirstByteTimeout(f"No instance gave a first byte within {self._settings.first_byte_timeout_s:g} s.") from None
 
     async def _choose(self) -> InstanceView:
+        """Time in line counts towards its tier's patience, and not towards the deadline of the first byte."""
+        queued_s, deadline_s = self._place.queued_s, self._deadline.when()
+        if self._choice.tier.sheddable:
+            self._deadline.reschedule(None)
         try:
             return await self._parts.dispatcher.choose(self._place, self._fields.model, frozenset(self._tried))
         except NoInstance:
             if self._failure is None:
                 raise
             raise self._failure from None
+        finally:
+            if deadline_s is not None and self._deadline.when() is None:
+                self._deadline.reschedule(deadline_s + self._place.queued_s - queued_s)
 
     def _consider(self, instance: InstanceId, failure: UpstreamFailed) -> None:
         """The one place where it is decided what a failure means: go on elsewhere (return), or show it (raise).
@@ -182,7 +193,7 @@ class Relay:
     async def _ride(self, instance: InstanceView) -> None:
         """The answer from this instance, and from those it moves on to. Returns when it is complete. Raises UpstreamFailed."""
         self._served_by = instance.id
-        headers = request_headers(self._raw_headers, self._request, self.tier)
+        headers = request_headers(self._raw_headers, self._request, self.tier, self._parts.line.rank_of(self.tier))
         try:
             async with asyncio.timeout(self._settings.attempt_timeout_s) as self._patience, AsyncExitStack() as legs:
                 opened = await self._parts.upstream.post(instance.report.url, self._target, headers, self._body)
@@ -283,8 +294,23 @@ class Relay:
             self._gap_leg = None
         if self._transcript.tokens > 0 and self._deadline.when() is not None:
             self._deadline.reschedule(None)
+        if self._transcript.tokens > 0 and self._first_token_s is None:
+            self._note_first_token(now_s)
         self._event_at_s = now_s
         return True
+
+    def _note_first_token(self, now_s: float) -> None:
+        self._first_token_s = now_s
+        self._parts.metrics.note_objective(self.tier, "ttft", now_s - self._arrived_s, self._choice.tier.ttft_objective_s)
+        if self._place.ahead:
+            self._tasks.create_task(self._parts.ledger.started(self._place))
+
+    def _note_complete(self) -> None:
+        tokens = self._transcript.tokens
+        self._parts.line.note_answer(tokens)
+        if self._first_token_s is not None and tokens > 1:
+            tpot_s = (self._parts.clock() - self._first_token_s) / (tokens - 1)
+            self._parts.metrics.note_objective(self.tier, "tpot", tpot_s, self._choice.tier.tpot_objective_s)
 
     def _obey(self, control: Control) -> Turn | None:
         """React to a control event, without waiting. Raises UpstreamBroken if it leaves nothing to go on with."""
@@ -340,6 +366,7 @@ class Relay:
         self._deadline.reschedule(None)
         self._patience.reschedule(None)
         self._client.ours.append((b"x-midstream-instance", self._served_by.encode()))
+        self._client.ours.append((b"x-midstream-queued-ms", str(round(self._place.queued_s * 1e3)).encode()))
         self._parts.metrics.first_byte_s.labels(self.tier).observe(self._parts.clock() - self._arrived_s)
 
     async def _start(self) -> None:
@@ -359,6 +386,7 @@ class Relay:
     async def _close(self, response: UpstreamResponse) -> Turn:
         """The client has everything: let the instance end its stream in good order, and end the client's."""
         self.outcome = "ok"
+        self._note_complete()
         try:
             async with asyncio.timeout(TAIL_S):
                 while await response.read():

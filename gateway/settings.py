@@ -2,9 +2,13 @@
 
 import ipaddress
 import secrets
+from typing import Any, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gateway.policy.config import Policy, policy_config
+from gateway.policy.tier import Tiers, override_tiers
 
 
 class GatewaySettings(BaseSettings):
@@ -58,6 +62,32 @@ class GatewaySettings(BaseSettings):
     store_timeout_s: float = Field(default=1.0, gt=0, description="Seconds the shared store may take to answer one question.")
     store_retry_s: float = Field(default=1.0, gt=0, description="Seconds the store is left alone after it failed.")
 
+    policy: str = Field(
+        default="midstream",
+        description="What decides where requests go: midstream, llumnix, infaas, least_outstanding or round_robin (docs/policies.md).",
+    )
+    policy_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The policy's parameters, as a JSON object (docs/policies.md); those left out have their defaults.",
+    )
+    tiers: dict[str, dict[str, Any] | None] = Field(
+        default_factory=dict,
+        description="Changes to the tiers high, normal and batch, as a JSON object by name: rank, weight, queue_limit, patience_s, "
+        "sheddable, ttft_objective_s, tpot_objective_s; null removes a tier (docs/line.md).",
+    )
+    default_tier: str = Field(default="normal", description="The tier of requests that ask for none, or for one that is not known.")
+    line_limit: int = Field(
+        default=20_000, ge=1, description="Requests that wait for one model in all gateways together, at most; then lower tiers are shed."
+    )
+    line_window: int = Field(
+        default=256, ge=1, description="Requests at the head of a line that are considered at each look; those behind wait for them."
+    )
+    line_ttl_s: float = Field(
+        default=5.0, gt=0, description="Seconds a place in line outlives a gateway that died; renewed at a third of it."
+    )
+    line_poll_s: float = Field(default=0.5, gt=0, description="Seconds after which a gateway looks at the line even if nothing told it to.")
+    line_interval_s: float = Field(default=0.005, ge=0, description="Seconds between two looks at the line, at least.")
+
     admin_timeout_s: float = Field(default=1.0, gt=0, description="Seconds an instance may take to list its requests.")
     migration_timeout_s: float = Field(default=300.0, gt=0, description="Seconds an ordered migration may take in all.")
     max_queued_events: int = Field(
@@ -66,6 +96,21 @@ class GatewaySettings(BaseSettings):
     switch_wait_s: float = Field(default=2.0, ge=0, description="Seconds to wait, after a migration, for the downtime its client saw.")
     switch_ttl_s: float = Field(default=300.0, gt=0, description="Seconds for which a measured downtime can be read.")
     shutdown_grace_s: float = Field(default=30.0, ge=0, description="Seconds running requests get to finish when the gateway stops.")
+
+    @model_validator(mode="after")
+    def _check_policy(self) -> Self:
+        """Raises ValueError (shown by pydantic) for a policy or tiers that cannot be built."""
+        self.build_policy()
+        return self
+
+    def build_policy(self) -> Policy:
+        """The policy, with this gateway's tiers."""
+        return policy_config(self.policy, self.policy_options).build(self.tier_table)
+
+    @property
+    def tier_table(self) -> Tiers:
+        """All tiers."""
+        return override_tiers(self.tiers, self.default_tier)
 
     @property
     def admin_secret(self) -> str | None:

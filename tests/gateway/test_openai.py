@@ -3,7 +3,7 @@ import json
 import pytest
 
 from gateway.errors import MalformedBody
-from gateway.openai import BodyFields, read_body, read_tier
+from gateway.openai import BodyFields, read_body
 
 
 def fields(**body: object) -> BodyFields:
@@ -32,13 +32,3 @@ def test_messages() -> None:
 def test_malformed(body: bytes) -> None:
     with pytest.raises(MalformedBody):
         read_body(body)
-
-
-def test_tiers() -> None:
-    assert read_tier(None) == ("normal", None)
-    assert read_tier(" HIGH ") == ("high", None)
-    tier, note = read_tier("10\r\nx: é")
-    assert tier == "normal"
-    assert note is not None
-    assert note.isascii()
-    assert note.isprintable()
