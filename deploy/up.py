@@ -100,7 +100,7 @@ def backend_program(
 
 def vllm_arguments(model: Model, machine: Machine) -> list[str]:
     """Arguments for vLLM's own server; on a GPU its defaults are right."""
-    arguments = ["--served-model-name", model.served_as]
+    arguments = ["--served-model-name", model.served_as, "--scheduling-policy", "priority"]
     if machine.gpus:
         return arguments
     known = model.context_tokens

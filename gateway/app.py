@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from random import Random
 from typing import TypedDict
@@ -29,18 +30,19 @@ from gateway.dispatcher import Dispatcher
 from gateway.errors import GatewayError, MalformedBody, MethodNotAllowed, NotFound
 from gateway.events import EventFeed
 from gateway.ledger import Ledger
+from gateway.line import Line
 from gateway.metrics import Metrics
-from gateway.openai import TIERS
 from gateway.passive.roster import PassiveRoster
 from gateway.passive.watcher import PassiveWatch
-from gateway.policy.config import MidstreamPolicy, Policy
-from gateway.policy.dispatch import DispatchPolicy, LeastLoaded
-from gateway.policy.tier import Tiers
+from gateway.policy.config import Policy
+from gateway.policy.dispatch import DispatchPolicy
+from gateway.policy.line import Immediate
 from gateway.rebalancer import Rebalancer
 from gateway.request_ids import RequestIds
 from gateway.request_log import RequestLog, open_request_log
 from gateway.scaling.parts import build_scaling
 from gateway.settings import GatewaySettings
+from gateway.suspects import Suspects
 from gateway.token_memory import TokenMemory
 from gateway.upstream import Upstream
 from gateway.watch import InstanceWatch
@@ -53,15 +55,15 @@ class State(TypedDict):
 
 
 def build_app(
-    settings: GatewaySettings,
-    store: InstanceStore | None = None,
-    policy: DispatchPolicy | None = None,
-    moving: Policy | None = None,
+    settings: GatewaySettings, store: InstanceStore | None = None, dispatch: DispatchPolicy | None = None, policy: Policy | None = None
 ) -> FastAPI:
     """The gateway as an ASGI app. A store that is given stays the caller's; else the one in the settings is opened and closed here.
 
-    `policy` places requests; `moving` says how they are moved once they run. Raises BadKeys.
+    `policy` takes the place of the one in the settings; with a `dispatch` policy that one places requests, at once. Raises BadKeys.
     """
+    rules = policy or settings.build_policy()
+    if dispatch is not None:
+        rules = replace(rules, dispatch=dispatch, line=Immediate(dispatch))
     keys = open_keys(settings)
 
     @asynccontextmanager
@@ -71,19 +73,15 @@ def build_app(
             _open_upstream(settings) as upstream,
             open_request_log(settings.request_log, time.monotonic) as request_log,
         ):
-            parts = compose(settings, shared, upstream, policy or LeastLoaded(), keys, request_log)
+            parts = compose(settings, shared, upstream, rules, keys, request_log)
+            loops = [parts.ledger.keep(), parts.watch.keep(), parts.passive.keep()]
+            loops += [parts.line.keep(), parts.line.hear(), parts.line.renew(), *parts.scaling.keepers()]
+            if settings.rebalance:
+                loops.append(Rebalancer(parts, shared.leases, rules).keep())
+            if keys is not None:
+                loops.append(keys.keep())
             async with asyncio.TaskGroup() as tasks:
-                keepers = [
-                    tasks.create_task(parts.ledger.keep()),
-                    tasks.create_task(parts.watch.keep()),
-                    tasks.create_task(parts.passive.keep()),
-                ]
-                if settings.rebalance:
-                    rebalancer = Rebalancer(parts, shared.leases, moving or MidstreamPolicy().build(Tiers()))
-                    keepers.append(tasks.create_task(rebalancer.keep()))
-                keepers += [tasks.create_task(keeper) for keeper in parts.scaling.keepers()]
-                if keys is not None:
-                    keepers.append(tasks.create_task(keys.keep()))
+                keepers = [tasks.create_task(loop) for loop in loops]
                 yield {"composition": parts}
                 for keeper in keepers:
                     keeper.cancel()
@@ -102,7 +100,7 @@ def compose(
     settings: GatewaySettings,
     store: InstanceStore,
     upstream: Upstream,
-    policy: DispatchPolicy,
+    policy: Policy,
     keys: KeyFile | None,
     request_log: RequestLog,
 ) -> Composition:
@@ -111,19 +109,23 @@ def compose(
     metrics = Metrics(CollectorRegistry())
     ledger = Ledger(store, settings, clock, metrics)
     decisions = DecisionLog(settings.decisions_kept, logged=settings.log_decisions, metrics=metrics)
-    dispatcher = Dispatcher(ledger, policy, settings, clock, Random(), decisions)
+    suspects = Suspects(clock, settings.suspect_s)
+    line = Line(ledger, policy, suspects, settings, clock, metrics, decisions)
+    dispatcher = Dispatcher(ledger, line, policy, suspects, settings, clock, metrics, Random(), decisions)
     events = EventFeed(settings.max_queued_events)
     watch = InstanceWatch(ledger, events)
     scaling = build_scaling(settings, store, upstream, ledger, events, clock)
     limiter = Limiter(store.rates, clock, timeout_s=settings.store_timeout_s, retry_s=settings.store_retry_s)
-    gate = Gate(keys, limiter, TIERS, settings.max_streams)
+    gate = Gate(keys, limiter, [tier.name for tier in sorted(policy.tiers.tiers, key=lambda tier: tier.rank)], settings.max_streams)
     roster = PassiveRoster(settings.passive_backends, store.records)
     passive = PassiveWatch(roster, store, upstream, ledger, dispatcher, settings, clock)
     memory = TokenMemory(settings.max_remembered_tokens, settings.max_remembered_request_tokens, metrics.remembered_tokens)
     return Composition(
         settings=settings,
+        policy=policy,
         gate=gate,
         ledger=ledger,
+        line=line,
         dispatcher=dispatcher,
         upstream=upstream,
         metrics=metrics,

@@ -10,8 +10,10 @@ from gateway.decisions import DecisionLog
 from gateway.dispatcher import Dispatcher
 from gateway.events import EventFeed
 from gateway.ledger import Ledger
+from gateway.line import Line
 from gateway.metrics import Metrics
 from gateway.passive.watcher import PassiveWatch
+from gateway.policy.config import Policy
 from gateway.request_ids import RequestIds
 from gateway.request_log import RequestLog
 from gateway.scaling.parts import ScalingParts
@@ -27,7 +29,9 @@ class Composition:
 
     settings: GatewaySettings
     gate: Gate
+    policy: Policy
     ledger: Ledger
+    line: Line
     dispatcher: Dispatcher
     upstream: Upstream
     metrics: Metrics

@@ -96,12 +96,12 @@ class DecisionLog:
         self._metrics = metrics
         self._number = 0
 
-    def note(self, what: Dispatch | Bind | Moving) -> None:
-        """It has been decided. Cheap: it is put into words when somebody wants to read it."""
+    def note(self, what: Dispatch | Bind | Moving, made: Sequence[InstanceId] | None = None) -> None:
+        """It has been decided. Cheap: it is put into words when somebody wants to read it. `made`: what of it was carried out here."""
         self._number += 1
         noted = Noted(self._number, datetime.now(UTC), what)
         self._kept.append(noted)
-        for instance in noted.chosen:
+        for instance in noted.chosen if made is None else made:
             self._metrics.note_decision(what.kind, instance)
         if self._logged and log.isEnabledFor(logging.INFO):
             log.info("%s", json.dumps(noted.to_json(), separators=(",", ":")))

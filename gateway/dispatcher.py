@@ -1,17 +1,26 @@
-"""Finds a request its instance: reads a view, asks the policy for an order, claims the first that is as it was seen."""
+"""Finds a request its instance. Whoever fits somewhere and has nobody before it goes there at once; the others wait in line.
 
-import asyncio
+Under a policy without a line everybody goes at once, to the first instance in its order that is as it was seen.
+"""
+
 from collections.abc import Callable
-from dataclasses import replace
+from itertools import count
 from random import Random
 
+from backend.registry.line import Passage
+from backend.registry.store import Candidate
 from gateway.decisions import DecisionLog
 from gateway.errors import ModelNotFound, NoInstance, NoOtherInstance
 from gateway.ledger import Ledger, Place
-from gateway.policy.decision import Dispatch
-from gateway.policy.dispatch import DispatchPolicy
+from gateway.line import Line, demand_tokens
+from gateway.metrics import Metrics
+from gateway.policy.config import Policy
+from gateway.policy.decision import Bind, Dispatch
+from gateway.policy.dispatch import eligible
+from gateway.policy.line import Immediate, LineView, Waiting
 from gateway.policy.view import ClusterView, InstanceView, RequestView
 from gateway.settings import GatewaySettings
+from gateway.suspects import Suspects
 from migration.leg import InstanceId
 
 
@@ -21,44 +30,39 @@ class Dispatcher:
     def __init__(
         self,
         ledger: Ledger,
-        policy: DispatchPolicy,
+        line: Line,
+        policy: Policy,
+        suspects: Suspects,
         settings: GatewaySettings,
         clock: Callable[[], float],
+        metrics: Metrics,
         rng: Random,
         decisions: DecisionLog,
     ) -> None:
         self._ledger = ledger
+        self._line = line
         self._policy = policy
+        self._suspects = suspects
         self._settings = settings
         self._clock = clock
+        self._metrics = metrics
         self._rng = rng
         self._decisions = decisions
-        self._choosing = asyncio.Lock()
-        self._suspects: dict[InstanceId, float] = {}
+        self._numbers = count(rng.randrange(2**16))
 
     async def choose(self, place: Place, model: str | None, excluded: frozenset[InstanceId]) -> InstanceView:
-        """Put the request on an instance. Raises ModelNotFound, NoInstance. The caller sets a deadline."""
-        async with self._choosing:
-            max_age_s = self._settings.view_max_age_s
-            while True:
-                cluster = await self._ledger.view(max_age_s)
-                request = RequestView(place.request, model, place.tier, place.prompt_tokens, excluded)
-                decision = self._decide(request, cluster)
-                order = decision.order
-                if order and await self._ledger.take(place, order) and place.instance is not None:
-                    view = cluster.find(place.instance)
-                    if view is not None:
-                        self._decisions.note(replace(decision, chosen=view.id))
-                        return view
-                elif not order and max_age_s <= 0:
-                    raise _nobody(model, cluster)
-                max_age_s = 0.0
+        """Put the request on an instance. Raises ModelNotFound, NoInstance, QueueFull, PatienceOver. The caller sets a deadline."""
+        request = RequestView(place.request, model, place.tier, place.prompt_tokens, excluded, sequence=next(self._numbers))
+        if isinstance(self._policy.line, Immediate):
+            return await self._choose_at_once(place, request)
+        found = await self._pass(place, request)
+        return found if isinstance(found, InstanceView) else await self._line.wait(place, request, found)
 
     async def choose_destination(self, source: InstanceId, request: RequestView) -> InstanceView:
         """The policy's best instance other than the source, without a claim. Raises NoOtherInstance."""
         whole = await self._ledger.view(0.0)
         cluster = ClusterView(tuple(view for view in whole.instances if view.can_move))
-        order = self._policy.order(request, cluster, self._rng)
+        order = self._policy.dispatch.order(request, cluster, self._rng)
         best = cluster.find(order[0].instance) if order else None
         if best is None:
             raise NoOtherInstance(f"No other instance can take a request from '{source}'.")
@@ -66,21 +70,72 @@ class Dispatcher:
 
     def suspect(self, instance: InstanceId) -> None:
         """It could not be reached: for a while, use it only if there is no other."""
-        self._suspects[instance] = self._clock() + self._settings.suspect_s
+        self._suspects.add(instance)
 
     def trust(self, instance: InstanceId) -> None:
         """It has come back: use it again."""
-        self._suspects.pop(instance, None)
+        self._suspects.drop(instance)
 
-    def _decide(self, request: RequestView, cluster: ClusterView) -> Dispatch:
-        now_s = self._clock()
-        self._suspects = {instance: until_s for instance, until_s in self._suspects.items() if until_s > now_s}
+    async def _choose_at_once(self, place: Place, request: RequestView) -> InstanceView:
+        async with self._line.choosing:
+            max_age_s = self._settings.view_max_age_s
+            while True:
+                began_s = self._clock()
+                cluster = await self._ledger.view(max_age_s)
+                seed, careful = self._rng.getrandbits(32), self._suspects.without(cluster, request)
+                order = self._policy.dispatch.order(request, careful, Random(seed))
+                if order and await self._ledger.take(place, order) and place.instance is not None:
+                    view = cluster.find(place.instance)
+                    if view is not None:
+                        self._metrics.dispatch_s.observe(self._clock() - began_s)
+                        self._decisions.note(Dispatch(request, self._policy.dispatch, careful, seed, tuple(order), view.id))
+                        return view
+                elif not order and max_age_s <= 0:
+                    raise _nobody(request.model, cluster)
+                max_age_s = 0.0
+
+    async def _pass(self, place: Place, request: RequestView) -> InstanceView | str:
+        """Where it can go at once, or the line to stand in. Raises ModelNotFound, NoInstance."""
+        async with self._line.choosing:
+            began_s = self._clock()
+            line, served = "", False
+            for max_age_s in (self._settings.view_max_age_s, 0.0):
+                cluster = await self._ledger.view(max_age_s)
+                line = line_of(request.model, cluster)
+                served = bool(eligible(request, cluster))
+                if not served:
+                    continue
+                if self._line.holds_back(line, self._line.rank_of(place.tier)):
+                    break
+                view = await self._try(place, request, line, self._suspects.without(cluster, request))
+                if view is not None:
+                    self._metrics.dispatch_s.observe(self._clock() - began_s)
+                    return view
+            if not served:
+                raise _nobody(request.model, cluster)
+            return line
+
+    async def _try(self, place: Place, request: RequestView, line: str, cluster: ClusterView) -> InstanceView | None:
+        """One attempt without standing in line. Never ahead of room: how many are, only the line knows."""
+        waiting = (Waiting(request, demand_tokens(request, cluster), 0.0),)
+        view = LineView(waiting, 0.0, 0, self._line.expected_output_tokens)
         seed = self._rng.getrandbits(32)
-        careful = replace(request, excluded=request.excluded | frozenset(self._suspects))
-        order = self._policy.order(careful, cluster, Random(seed))
-        if not order and self._suspects:
-            careful, order = request, self._policy.order(request, cluster, Random(seed))
-        return Dispatch(careful, self._policy, cluster, seed, tuple(order))
+        bindings = self._policy.line.bind(view, cluster, Random(seed))
+        for binding in bindings:
+            candidate = Candidate(binding.instance, binding.claims_seen)
+            passage = Passage(line, self._line.rank_of(place.tier))
+            if not binding.ahead and await self._ledger.take(place, (candidate,), passage):
+                self._decisions.note(Bind(view, self._policy.line, cluster, seed, tuple(bindings)))
+                return cluster.find(binding.instance)
+        return None
+
+
+def line_of(model: str | None, cluster: ClusterView) -> str:
+    """The line in which requests for that model wait: its name; where nothing else is served, that of requests without one, too."""
+    if model is not None:
+        return model
+    models = {name for view in cluster.instances for name in view.report.models}
+    return models.pop() if len(models) == 1 else ""
 
 
 def _nobody(model: str | None, cluster: ClusterView) -> ModelNotFound | NoInstance:

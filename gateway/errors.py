@@ -18,6 +18,7 @@ GatewayError
 ├── NoOtherInstance      409  nowhere to move to
 ├── BodyTooLarge         413
 ├── RateLimited          429  the API key has used up its requests or tokens
+├── QueueFull            429  no place in line, or the place was given to a more urgent request
 ├── UpstreamFailed       502  an instance could not be used, or failed in mid-answer
 │   ├── UpstreamUnreachable   no connection
 │   ├── UpstreamBroken        the connection ended before the answer did
@@ -30,6 +31,7 @@ GatewayError
 ├── NoInstance           503  nobody to send the request to right now
 ├── TooManyStreams       503  as many requests are being served as may be
 ├── StoreUnavailable     503  an order that must be kept cannot be
+├── PatienceOver         503  it has waited in line as long as its tier may
 ├── ShuttingDown         503  the gateway stops, and the request took longer than its grace
 └── FirstByteTimeout     504  no answer within the deadline over all attempts
 
@@ -194,6 +196,29 @@ class RateLimited(GatewayError):
     @property
     def reason(self) -> str:
         return self._reason
+
+
+class Refused(GatewayError):
+    """There is too much to do. Says in a header why, and when it is worth trying again."""
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+    def headers(self) -> RawHeaders:
+        return [*super().headers(), (b"x-midstream-reason", self.code.encode())]
+
+
+class QueueFull(Refused):
+    """As many as may wait do; or a more urgent request got the place."""
+
+    status, type, code = 429, "rate_limit_error", "queue_full"
+
+
+class PatienceOver(Refused):
+    """It has waited in line as long as its tier may."""
+
+    status, type, code = 503, "service_unavailable", "patience_over"
 
 
 class UpstreamFailed(GatewayError):

@@ -13,14 +13,17 @@ _NOT_DOWNSTREAM = _HOP_BY_HOP | {b"content-length", b"date", b"server", b"x-requ
 _OURS = b"x-midstream-"
 
 
-def request_headers(client: RawHeaders, request: str, tier: str, epoch: int = 0) -> RawHeaders:
-    """The headers of a request to an instance: the client's, and ours in front. Nothing may be compressed: we read the stream."""
+def request_headers(client: RawHeaders, request: str, tier: str, rank: int, epoch: int = 0) -> RawHeaders:
+    """The headers of a request to an instance: the client's, and ours in front. `rank` orders its queue, lower first.
+
+    Nothing may be compressed: we read the stream."""
     name = request.encode()
     ours = (
         (b"x-request-id", name),
         (b"x-midstream-request", name),
         (b"x-midstream-epoch", str(epoch).encode()),
         (b"x-midstream-tier", tier.encode()),
+        (b"x-midstream-rank", str(rank).encode()),
         (b"accept-encoding", b"identity"),
     )
     return ours + _filtered(client, _NOT_UPSTREAM)

@@ -6,15 +6,15 @@ claims; it counts them itself, and makes up for the claims when the store is bac
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from backend.registry.line import LineStore, Passage
 from backend.registry.store import Candidate, Claim, InstanceStore, Sighting, StoreError
 from gateway.metrics import Metrics
-from gateway.policy.view import ClusterView, assemble
+from gateway.policy.view import ClusterView, Drift, assemble
 from gateway.settings import GatewaySettings
 from migration.leg import InstanceId, Leg, RequestId
 
@@ -36,6 +36,12 @@ class Place:
     instance: InstanceId | None = None
     claimed: bool = False
     """The store is known to hold a claim for it."""
+    asked: bool = False
+    """The store has been asked for a claim, and may hold one."""
+    ahead: bool = False
+    """It was claimed ahead of room, and has not started."""
+    queued_s: float = 0.0
+    """How long it has been in line, in all."""
 
 
 class Ledger:
@@ -49,7 +55,7 @@ class Ledger:
         self._live: dict[RequestId, Place] = {}
         self._sightings: Sequence[Sighting] = ()
         self._looked_at_s = float("-inf")
-        self._drift: Counter[InstanceId] = Counter()
+        self._drift: dict[InstanceId, Drift] = {}
         self._down = False
         self._retry_at_s = float("-inf")
 
@@ -72,48 +78,68 @@ class Ledger:
         finally:
             del self._live[request]
             self._metrics.live.dec()
-            await self._give_back(place)
+            await self.give_back(place)
 
     async def view(self, max_age_s: float) -> ClusterView:
         """The cluster as seen within the last `max_age_s`; older if the store does not answer."""
         if self._clock() - self._looked_at_s > max_age_s:
             try:
-                self._sightings = await self._ask(self._store.sightings)
+                self._sightings = await self.ask(self._store.sightings)
                 self._looked_at_s = self._clock()
-                self._drift = Counter(place.instance for place in self._live.values() if place.instance and not place.claimed)
+                self._drift = {}
+                for place in self._live.values():
+                    if place.instance and not place.claimed:
+                        self._count(place.instance, place, 1)
             except StoreError:
-                pass  # counted and logged by _ask; the last view is better than none
+                pass  # counted and logged by ask; the last view is better than none
         aged_s = max(0.0, self._clock() - self._looked_at_s)
         return assemble(self._sightings, self._settings.report_stale_s, aged_s, self._drift)
 
-    async def take(self, place: Place, candidates: Sequence[Candidate]) -> bool:
-        """Put the request on the first candidate that is as it was seen. False if none is: look again.
+    @property
+    def line(self) -> LineStore:
+        """Who waits for an instance; its questions go through `ask`."""
+        return self._store.line
+
+    async def take(self, place: Place, candidates: Sequence[Candidate], passage: Passage | None = None) -> bool:
+        """Put the request on the first candidate that is as it was seen. False if none is, or others in line come first: look again.
 
         Without a store it is the first candidate, unclaimed.
         """
         if place.instance is not None:
-            await self._give_back(place)
+            await self.give_back(place)
         claim = self._claim(place, candidates[0].instance)
+        place.asked = True
         try:
-            instance = await self._ask(lambda: self._store.claim(claim, candidates, self._settings.claim_ttl_s))
+            instance = await self.ask(lambda: self._store.claim(claim, candidates, self._settings.claim_ttl_s, passage))
             place.claimed = instance is not None
         except StoreError:
             instance = candidates[0].instance
         if instance is None:
+            place.asked = False
             self._metrics.conflicts.inc()
             return False
         place.instance = instance
-        self._drift[instance] += 1
+        place.ahead = place.claimed and passage is not None and passage.ahead
+        self._count(instance, place, 1)
         return True
+
+    async def started(self, place: Place) -> None:
+        """The request has its first token: if it was claimed ahead of room, that is over."""
+        if place.ahead:
+            place.ahead = False
+            try:
+                await self.ask(lambda: self._store.line.started(place.request))
+            except StoreError:
+                return  # it ends with the claim
 
     async def move(self, place: Place, to: InstanceId) -> None:
         """The request has moved: count it there from now on."""
         if place.instance is not None:
-            self._drift[place.instance] -= 1
+            self._count(place.instance, place, -1)
         place.instance = to
-        self._drift[to] += 1
+        self._count(to, place, 1)
         try:
-            place.claimed = await self._ask(lambda: self._store.move_claim(place.request, to))
+            place.claimed = await self.ask(lambda: self._store.move_claim(place.request, to))
         except StoreError:
             place.claimed = False
 
@@ -124,51 +150,51 @@ class Ledger:
             try:
                 await self.renew()
             except StoreError:
-                continue  # counted and logged by _ask; next time
+                continue  # counted and logged by ask; next time
             except Exception:  # the root of a task; claims must not run out because of one bad round
                 log.exception("a round of renewals failed")
 
     async def renew(self) -> None:
         """One round of `keep`. Raises StoreError."""
         claimed = [place.request for place in self._live.values() if place.claimed]
-        missing = await self._ask(lambda: self._store.renew(claimed, self._settings.claim_ttl_s)) if claimed else ()
+        missing = await self.ask(lambda: self._store.renew(claimed, self._settings.claim_ttl_s)) if claimed else ()
         for request in missing:
             if request in self._live:
                 self._live[request].claimed = False
         if unclaimed := [place for place in self._live.values() if place.instance and not place.claimed]:
-            seen = {sighting.report.instance: sighting.claims for sighting in await self._ask(self._store.sightings)}
+            seen = {sighting.report.instance: sighting.claims for sighting in await self.ask(self._store.sightings)}
             for place in unclaimed:
                 await self._restore(place, seen)
 
     async def claims(self) -> Sequence[Claim]:
         """All live claims of all gateways. Raises StoreError."""
-        return await self._ask(self._store.claims)
+        return await self.ask(self._store.claims)
 
     async def record_switch(self, leg: Leg, gap_ms: float) -> None:
         """Note the downtime a client saw; lost if the store does not answer."""
         try:
-            await self._ask(lambda: self._store.record_switch(leg, gap_ms, self._settings.switch_ttl_s))
+            await self.ask(lambda: self._store.record_switch(leg, gap_ms, self._settings.switch_ttl_s))
         except StoreError:
             return
 
     async def switch_gap_ms(self, leg: Leg) -> float | None:
         """The downtime the client of that leg saw, if any gateway has noted it."""
         try:
-            return await self._ask(lambda: self._store.switch_gap_ms(leg))
+            return await self.ask(lambda: self._store.switch_gap_ms(leg))
         except StoreError:
             return None
 
     async def remember_holder(self, response: str, instance: InstanceId, ttl_s: float) -> None:
         """That instance stores this response; forgotten if the store does not answer."""
         try:
-            await self._ask(lambda: self._store.records.write(_HOLDER, response, instance, version=0, ttl_s=ttl_s))
+            await self.ask(lambda: self._store.records.write(_HOLDER, response, instance, version=0, ttl_s=ttl_s))
         except StoreError:
             return
 
     async def holder_of(self, response: str) -> InstanceId | None:
         """The instance that stores the response, if that is known."""
         try:
-            record = await self._ask(lambda: self._store.records.read(_HOLDER, response))
+            record = await self.ask(lambda: self._store.records.read(_HOLDER, response))
         except StoreError:
             return None
         return InstanceId(record.text) if record else None
@@ -176,14 +202,19 @@ class Ledger:
     def _claim(self, place: Place, instance: InstanceId) -> Claim:
         return Claim(place.request, instance, self._settings.gateway_id, place.tier, place.prompt_tokens)
 
-    async def _give_back(self, place: Place) -> None:
+    def _count(self, instance: InstanceId, place: Place, claims: int) -> None:
+        self._drift[instance] = self._drift.get(instance, Drift()).plus(claims, claims * place.prompt_tokens)
+
+    async def give_back(self, place: Place) -> None:
         """Also asked for a place that is not known to be claimed: the question may have arrived and its answer not."""
-        instance, place.instance, place.claimed = place.instance, None, False
-        if instance is None:
+        instance, asked = place.instance, place.asked
+        place.instance, place.claimed, place.asked, place.ahead = None, False, False, False
+        if instance is not None:
+            self._count(instance, place, -1)
+        elif not asked:
             return
-        self._drift[instance] -= 1
         try:
-            await self._ask(lambda: self._store.release(place.request))
+            await self.ask(lambda: self._store.release(place.request))
         except StoreError:
             return  # it expires
 
@@ -194,19 +225,19 @@ class Ledger:
             return
         candidate = Candidate(instance, seen[instance])
         claim = self._claim(place, instance)
-        held = await self._ask(lambda: self._store.claim(claim, (candidate,), self._settings.claim_ttl_s))
+        held = await self.ask(lambda: self._store.claim(claim, (candidate,), self._settings.claim_ttl_s))
         if self._live.get(place.request) is not place:  # it ended while we asked
-            await self._ask(lambda: self._store.release(place.request))
+            await self.ask(lambda: self._store.release(place.request))
             return
         if held is None:
             return
         now_at = place.instance
         if now_at is not None and held != now_at:
-            await self._ask(lambda: self._store.move_claim(place.request, now_at))
+            await self.ask(lambda: self._store.move_claim(place.request, now_at))
         place.claimed = now_at is not None
         seen[instance] += 1
 
-    async def _ask(self, question: Callable[[], Awaitable[T]]) -> T:
+    async def ask(self, question: Callable[[], Awaitable[T]]) -> T:
         """Raises StoreError: the store failed, took too long, or did so a moment ago and is left alone."""
         if self._clock() < self._retry_at_s:
             raise StoreError("left alone after a failure")

@@ -8,6 +8,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _GAP_SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
+_DISPATCH_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 
 class Metrics:
@@ -63,6 +64,25 @@ class Metrics:
         self.remembered_tokens = Gauge(
             f"{prefix}_remembered_tokens", "Token ids held, so that streams can go on elsewhere.", registry=registry
         )
+        self.queue_length = Gauge(f"{prefix}_queue_length", "Requests of this gateway that wait in line.", ["tier"], registry=registry)
+        self.queue_oldest_s = Gauge(
+            f"{prefix}_queue_oldest_seconds", "How long the oldest of them has waited.", ["tier"], registry=registry
+        )
+        self.queued_s = Histogram(
+            f"{prefix}_queued_seconds", "Time in line, of requests that were in one.", ["tier"], buckets=_SECONDS, registry=registry
+        )
+        self.dispatch_s = Histogram(
+            f"{prefix}_dispatch_seconds",
+            "One look at the cluster, decision and claim included.",
+            buckets=_DISPATCH_SECONDS,
+            registry=registry,
+        )
+        self.objectives = Counter(
+            f"{prefix}_objectives",
+            "Answers that met their tier's objective (ttft: to the first token; tpot: per token after it), or missed it.",
+            ["tier", "objective", "outcome"],
+            registry=registry,
+        )
         self.conflicts = Counter(f"{prefix}_claim_conflicts", "Claims lost to another gateway's, and chosen anew.", registry=registry)
         self.store_errors = Counter(f"{prefix}_store_errors", "Questions the store did not answer.", registry=registry)
         self.store_up = Gauge(f"{prefix}_store_up", "1 while the store answers.", registry=registry)
@@ -81,6 +101,10 @@ class Metrics:
             self.move_stages.observe(outcome.stages)
             self.move_s.observe(outcome.total_ms / 1e3)
             self.move_frozen_s.observe(outcome.frozen_ms / 1e3)
+
+    def note_objective(self, tier: str, objective: str, took_s: float, objective_s: float) -> None:
+        """Count an answer for or against its objective."""
+        self.objectives.labels(tier, objective, "met" if took_s <= objective_s else "missed").inc()
 
     def render(self) -> bytes:
         """The text a Prometheus server reads."""

@@ -9,9 +9,6 @@ from gateway.large_body import LARGE_BYTES, look
 BYTES_PER_TOKEN = 4
 """Rule of thumb for an estimate; English text has about that many."""
 
-TIERS = ("high", "normal", "batch")
-DEFAULT_TIER = "normal"
-
 
 @dataclass(frozen=True, slots=True)
 class BodyFields:
@@ -27,6 +24,9 @@ class BodyFields:
     """An estimate of the prompt's length."""
     max_output_tokens: int = 0
     """What the answer may have, all choices together, as far as the body says; 0 if it does not."""
+    priority: int | None = None
+    """In vLLM's sense: lower first."""
+    service_tier: str | None = None
 
 
 def read_body(body: bytes) -> BodyFields:
@@ -38,6 +38,7 @@ def read_body(body: bytes) -> BodyFields:
     if not isinstance(raw, dict):
         raise MalformedBody("The body is not a JSON object.")
     model, n = raw.get("model"), raw.get("n")
+    priority, service_tier = raw.get("priority"), raw.get("service_tier")
     choices = n if isinstance(n, int) else 1
     return BodyFields(
         model=model if isinstance(model, str) else None,
@@ -47,18 +48,9 @@ def read_body(body: bytes) -> BodyFields:
         logprobs=raw.get("logprobs") is not None and raw["logprobs"] is not False,
         prompt_tokens=_prompt_tokens(raw) if prompt_tokens is None else prompt_tokens,
         max_output_tokens=_max_output_tokens(raw) * max(1, choices),
+        priority=priority if isinstance(priority, int) and not isinstance(priority, bool) else None,
+        service_tier=service_tier if isinstance(service_tier, str) else None,
     )
-
-
-def read_tier(priority: str | None) -> tuple[str, str | None]:
-    """The tier a `priority` header asks for, and a note for the client if the value is unknown."""
-    if priority is None:
-        return DEFAULT_TIER, None
-    wanted = priority.strip().lower()
-    if wanted in TIERS:
-        return wanted, None
-    shown = "".join(c for c in wanted if c.isascii() and c.isprintable())[:40]
-    return DEFAULT_TIER, f"unknown priority '{shown}', served as {DEFAULT_TIER}; known: {', '.join(TIERS)}"
 
 
 def _max_output_tokens(raw: dict[str, object]) -> int:

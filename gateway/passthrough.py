@@ -25,9 +25,9 @@ from gateway.errors import (
     first_error,
 )
 from gateway.headers import find_header, passed_headers
-from gateway.openai import read_tier
 from gateway.passed_body import PassedBody, read_passed
 from gateway.policy.view import InstanceView
+from gateway.priority import choose_tier_of_headers
 from gateway.sse import Decoder, EventTooLong
 from gateway.stream_errors import closing_events
 from gateway.upstream import UpstreamResponse
@@ -66,7 +66,8 @@ class Passage:
         self._failure: UpstreamFailed | None = None
         self._response: UpstreamResponse | None = None
         self._reading_since_s: float | None = None
-        self.tier, self._tier_note = read_tier(find_header(self._raw_headers, b"priority"))
+        choice = choose_tier_of_headers(self._raw_headers, parts.policy.tiers)
+        self.tier, self._tier_note = choice.tier.name, choice.note
         self.outcome = "failed"
 
     @property
@@ -74,7 +75,7 @@ class Passage:
         """An estimate of what was asked, once it was answered; what an answer holds is not looked at."""
         return self._body.prompt_tokens if self.outcome == "ok" else 0
 
-    def entry(self, e2e_s: float) -> None:
+    def entry(self) -> None:
         """Nothing: the request log is about requests whose tokens are counted."""
 
     async def serve(self) -> None:

@@ -11,14 +11,14 @@ connection and gives the claim back.
 
 import asyncio
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from enum import Enum, auto
 
 from starlette.types import Scope
 
 from backend.registry.instance import InstanceKind
 from gateway.access.caller import Caller
-from gateway.aliases import rename_model
+from gateway.account import Account
+from gateway.asked import read_request
 from gateway.attachment import Attachment
 from gateway.attempts import Attempts, Next
 from gateway.attendant import Attendant
@@ -29,8 +29,6 @@ from gateway.errors import (
     ClientLeft,
     FirstByteTimeout,
     GatewayError,
-    ModelNotFound,
-    NoInstance,
     StreamGap,
     UpstreamBroken,
     UpstreamFailed,
@@ -42,17 +40,14 @@ from gateway.errors import (
 )
 from gateway.headers import find_header, request_headers
 from gateway.joint import tell_joint
-from gateway.openai import BodyFields, read_body, read_tier
 from gateway.policy.view import InstanceView
 from gateway.request_log import RequestEntry
 from gateway.resuming import resume_order, why_not_resumable
+from gateway.seeking import seek
 from gateway.sse import Decoder, Event, EventTooLong
 from gateway.transcript import Transcript, Verdict
 from gateway.upstream import UpstreamResponse
 from migration.leg import InstanceId, Leg, RequestId
-
-CHOOSE_AGAIN_S = 0.05
-"""Between two looks for an instance that can go on with an answer."""
 
 TAIL_S = 1.0
 """What an instance gets to close its stream in good order once the answer is complete."""
@@ -74,55 +69,41 @@ class Relay:
         self._settings = parts.settings
         self._client = client
         self._caller = caller
-        self._raw_headers = tuple(scope["headers"])
-        query = scope["query_string"]
-        self._target = scope["path"] + (f"?{query.decode('latin-1')}" if query else "")
-        self._arrived_s = parts.clock()
+        self._scope = scope
         self._transcript = Transcript()
         self._memory = parts.token_memory.share()
         self._attempts = Attempts(self._settings.max_attempts, self._settings.max_resumes)
         self._served_by = InstanceId("")
         self._head: Head | None = None
         self._attachment: Attachment | None = None
-        self._event_at_s = self._arrived_s
+        self._account = Account(parts.metrics, parts.clock)
+        self._event_at_s = self._account.arrived_s
         self._gap_leg: Leg | None = None
-        self._asked: BodyFields | None = None
-        self._first_byte_s: float | None = None
         self._left = InstanceId("")
-        self.tier, self._tier_note = read_tier(find_header(self._raw_headers, b"priority"))
+        self.tier = parts.policy.tiers.default
         self.outcome = "failed"
-        self._attendant = Attendant(client, parts.ledger, parts.settings, parts.clock, self.tier)
 
     @property
     def used_tokens(self) -> int:
-        """What the request has cost so far: nothing until it has an answer, then its prompt (an estimate) and what has been relayed."""
-        return self._fields.prompt_tokens + self._transcript.tokens if self._client.started and self._transcript.tokens else 0
+        """What the request has cost its caller so far."""
+        return self._account.used_tokens
 
-    def entry(self, e2e_s: float) -> RequestEntry | None:
+    def entry(self) -> RequestEntry | None:
         """What the request log gets; None if the request was never understood."""
-        if self._asked is None:
-            return None
-        fields, ttft_s = self._asked, self._first_byte_s
-        tokens, served_by = self._transcript.tokens, self._served_by if ttft_s is not None else ""
-        return RequestEntry(
-            self._request, self._arrived_s, self.tier, fields.model, fields.prompt_tokens, tokens, ttft_s, e2e_s, self.outcome, served_by
-        )
+        return self._account.entry(self.outcome)
 
     # ------------------------------------------------------------------ admit, place, watch
 
     async def serve(self) -> None:
         """Serve the request to its end. Errors are shown to the client; only a client that left is no error."""
-        settings = self._settings
+        parts = self._parts
         try:
-            declared = find_header(self._raw_headers, b"content-length")
-            self._body = await self._client.read_body(declared, settings.max_body_bytes, settings.body_timeout_s)
-            self._fields: BodyFields = read_body(self._body)
-            await self._caller.admit(self._fields.model, self.tier, self._fields.prompt_tokens + self._fields.max_output_tokens)
-            if (own_name := settings.aliases.get(self._fields.model or "")) is not None:
-                self._body, self._fields = rename_model(self._body, own_name), replace(self._fields, model=own_name)
+            self._asked = await read_request(self._scope, self._client, self._caller, parts.settings, parts.policy.tiers)
+            self.tier = self._asked.tier.name
             self._request = self._issue_id()
-            self._asked = self._fields
-            place = self._parts.ledger.place(self._request, self.tier, self._fields.prompt_tokens)
+            self._account.open(self._request, self._asked)
+            self._attendant = Attendant(self._client, parts.ledger, parts.settings, parts.clock, self.tier)
+            place = parts.ledger.place(self._request, self.tier, self._asked.fields.prompt_tokens)
             async with place as self._place, asyncio.TaskGroup() as self._tasks:
                 attendant = self._tasks.create_task(self._attendant.run())
                 try:
@@ -137,11 +118,11 @@ class Relay:
             await self._fail(first_error(group))
 
     def _issue_id(self) -> RequestId:
-        wanted = find_header(self._raw_headers, b"x-request-id")
+        wanted = find_header(self._asked.headers, b"x-request-id")
         request = self._parts.request_ids.issue(wanted)
         self._client.ours += [(b"x-request-id", request.encode()), (b"x-midstream-tier", self.tier.encode())]
-        if self._tier_note is not None:
-            self._client.ours.append((b"x-midstream-tier-note", self._tier_note.encode()))
+        if self._asked.tier_note is not None:
+            self._client.ours.append((b"x-midstream-tier-note", self._asked.tier_note.encode()))
         return request
 
     async def _show(self) -> None:
@@ -164,33 +145,13 @@ class Relay:
         try:
             async with asyncio.timeout(self._settings.first_byte_timeout_s) as self._deadline:
                 while True:
-                    instance = await self._choose()
+                    instance = await seek(self._parts, self._place, self._asked, self._attempts, self._deadline)
                     try:
                         return await self._ride(instance)
                     except UpstreamFailed as failure:
                         await self._consider(failure)
         except TimeoutError:
             raise FirstByteTimeout(f"No instance gave a first byte within {self._settings.first_byte_timeout_s:g} s.") from None
-
-    async def _choose(self) -> InstanceView:
-        """The next instance. An answer that is under way waits for one, up to a bound; a request that has seen nothing does not.
-
-        Raises GatewayError.
-        """
-        attempts, settings = self._attempts, self._settings
-        while True:
-            excluded = attempts.excluded(await self._parts.ledger.view(settings.view_max_age_s))
-            try:
-                return await self._parts.dispatcher.choose(self._place, self._fields.model, excluded)
-            except (NoInstance, ModelNotFound):
-                if attempts.failure is None:
-                    raise
-                if attempts.resuming is None:
-                    raise attempts.failure from None
-                if self._parts.clock() - attempts.failed_at_s >= settings.resume_wait_s:
-                    self._parts.metrics.resumes.labels("failed", "no_instance").inc()
-                    raise attempts.failure from None
-            await asyncio.sleep(CHOOSE_AGAIN_S)
 
     async def _consider(self, failure: UpstreamFailed) -> None:
         """What a failure means: begin anew, go on elsewhere (return), or show it (raise).
@@ -207,7 +168,7 @@ class Relay:
             self._parts.clock(),
             shown=self._client.started,
             tokens=self._transcript.tokens,
-            why_not=why_not_resumable(self._fields, self._transcript, shown=self._client.started),
+            why_not=why_not_resumable(self._asked.fields, self._transcript, shown=self._client.started),
         )
         if decision.counted:
             self._parts.metrics.resumes.labels(*decision.counted).inc()
@@ -222,7 +183,7 @@ class Relay:
         """The answer from this instance, and from those it moves on to. Returns when it is complete. Raises UpstreamFailed."""
         self._left, self._served_by = self._served_by, instance.id
         patience_s = self._settings.attempt_timeout_s
-        if instance.report.kind is InstanceKind.PASSIVE and not self._fields.stream:  # nothing comes before the whole answer
+        if instance.report.kind is InstanceKind.PASSIVE and not self._asked.fields.stream:  # nothing comes before the whole answer
             patience_s = self._settings.answer_timeout_s
             self._deadline.reschedule(asyncio.get_running_loop().time() + patience_s)
         try:
@@ -242,12 +203,14 @@ class Relay:
     async def _open(self, url: str) -> UpstreamResponse:
         """Ask an instance to begin, or to go on with what the client has been shown."""
         leg = Leg(self._request, self._attempts.next_epoch())
-        headers = request_headers(self._raw_headers, leg.request, self.tier, leg.epoch)
+        headers = request_headers(self._asked.headers, leg.request, self.tier, self._parts.line.rank_of(self.tier), leg.epoch)
         if self._attempts.resuming is None:
-            return await self._parts.upstream.post(url, self._target, headers, self._body)
+            return await self._parts.upstream.post(url, self._asked.target, headers, self._asked.body)
         self._gap_leg = leg
         self._transcript.rejoin()
-        return await self._parts.upstream.resume(url, resume_order(leg, self.tier, self._target, headers, self._body, self._transcript))
+        asked = self._asked
+        order = resume_order(leg, self.tier, asked.target, headers, asked.body, self._transcript)
+        return await self._parts.upstream.resume(url, order)
 
     def _lose_patience(self) -> None:
         self._patience.reschedule(asyncio.get_running_loop().time())
@@ -340,6 +303,8 @@ class Relay:
         if self._transcript.tokens > 0 and self._deadline.when() is not None:
             self._deadline.reschedule(None)
         self._event_at_s = self._parts.clock()
+        if self._account.relay(self._transcript.tokens, self._event_at_s, self._served_by) and self._place.ahead:
+            self._tasks.create_task(self._parts.ledger.started(self._place))
         return True
 
     def _obey(self, control: Control) -> Turn | None:
@@ -400,8 +365,8 @@ class Relay:
         self._deadline.reschedule(None)
         self._patience.reschedule(None)
         self._client.ours.append((b"x-midstream-instance", self._served_by.encode()))
-        self._first_byte_s = self._parts.clock() - self._arrived_s
-        self._parts.metrics.first_byte_s.labels(self.tier).observe(self._first_byte_s)
+        self._client.ours.append((b"x-midstream-queued-ms", str(round(self._place.queued_s * 1e3)).encode()))
+        self._account.begin(self.tier, self._served_by)
 
     async def _start(self) -> None:
         self._begin()
@@ -421,6 +386,7 @@ class Relay:
     async def _close(self, response: UpstreamResponse) -> Turn:
         """The client has everything: let the instance end its stream in good order, and end the client's."""
         self.outcome = "ok"
+        self._parts.line.note_answer(self._account.complete())
         await response.read_out(TAIL_S)
         if not self._client.finished:
             await self._client.finish()

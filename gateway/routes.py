@@ -15,11 +15,10 @@ from gateway.access.caller import Caller
 from gateway.composition import Composition, composition_of
 from gateway.downstream import Downstream
 from gateway.errors import GatewayError, ModelNotFound, ShuttingDown
-from gateway.headers import find_header
 from gateway.metrics import CONTENT_TYPE
-from gateway.openai import read_tier
 from gateway.passthrough import GET_PATHS, POST_PATHS, Passage
 from gateway.policy.view import ClusterView, ViewState
+from gateway.priority import choose_tier_of_headers
 from gateway.relay import Relay
 from gateway.request_log import RequestEntry
 
@@ -46,7 +45,7 @@ class Exchange(Protocol):
     async def serve(self) -> None:
         """To its end."""
 
-    def entry(self, e2e_s: float) -> RequestEntry | None:
+    def entry(self) -> RequestEntry | None:
         """What the request log gets, if anything."""
 
 
@@ -82,7 +81,7 @@ class Endpoint:
             parts.metrics.requests.labels(exchange.tier, exchange.outcome).inc()
             parts.metrics.duration_s.labels(exchange.tier).observe(parts.clock() - arrived_s)
             await caller.settle(exchange.used_tokens)
-            entry = exchange.entry(parts.clock() - arrived_s)
+            entry = exchange.entry()
             if entry is not None:
                 parts.request_log.write(entry)
 
@@ -94,7 +93,7 @@ async def _admit(parts: Composition, scope: Scope, client: Downstream, place: co
         place.enter_context(parts.gate.occupied())
         await caller.begin()
     except GatewayError as error:
-        tier, _ = read_tier(find_header(scope["headers"], b"priority"))
+        tier = choose_tier_of_headers(scope["headers"], parts.policy.tiers).tier.name
         parts.metrics.requests.labels(tier, error.reason).inc()
         await client.fail(error)
         return None

@@ -3,14 +3,15 @@
 import ipaddress
 import secrets
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from backend.peers.signature import Secrets, read_secrets
 from gateway.passive.reading import Passive, passive_at
-from gateway.policy.config import ScaleConfig
+from gateway.policy.config import Policy, ScaleConfig, policy_config
+from gateway.policy.tier import Tiers, override_tiers
 
 
 class GatewaySettings(BaseSettings):
@@ -135,6 +136,32 @@ class GatewaySettings(BaseSettings):
         description="Write a line of JSON for each dispatch and each move: what was seen, what else there was, what was chosen.",
     )
 
+    policy: str = Field(
+        default="midstream",
+        description="What decides where requests go: midstream, llumnix, infaas, least_outstanding or round_robin (docs/policies.md).",
+    )
+    policy_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The policy's parameters, as a JSON object (docs/policies.md); those left out have their defaults.",
+    )
+    tiers: dict[str, dict[str, Any] | None] = Field(
+        default_factory=dict,
+        description="Changes to the tiers high, normal and batch, as a JSON object by name: rank, weight, queue_limit, patience_s, "
+        "sheddable, ttft_objective_s, tpot_objective_s; null removes a tier (docs/line.md).",
+    )
+    default_tier: str = Field(default="normal", description="The tier of requests that ask for none, or for one that is not known.")
+    line_limit: int = Field(
+        default=20_000, ge=1, description="Requests that wait for one model in all gateways together, at most; then lower tiers are shed."
+    )
+    line_window: int = Field(
+        default=256, ge=1, description="Requests at the head of a line that are considered at each look; those behind wait for them."
+    )
+    line_ttl_s: float = Field(
+        default=5.0, gt=0, description="Seconds a place in line outlives a gateway that died; renewed at a third of it."
+    )
+    line_poll_s: float = Field(default=0.5, gt=0, description="Seconds after which a gateway looks at the line even if nothing told it to.")
+    line_interval_s: float = Field(default=0.005, ge=0, description="Seconds between two looks at the line, at least.")
+
     admin_timeout_s: float = Field(default=1.0, gt=0, description="Seconds an instance may take to list its requests.")
     migration_timeout_s: float = Field(default=300.0, gt=0, description="Seconds an ordered migration may take in all.")
     max_queued_events: int = Field(
@@ -219,6 +246,21 @@ class GatewaySettings(BaseSettings):
         if self.autoscale is not None and not self.launcher_url:
             raise ValueError("MIDSTREAM_AUTOSCALE needs MIDSTREAM_LAUNCHER_URL")
         return self
+
+    @model_validator(mode="after")
+    def _check_policy(self) -> Self:
+        """Raises ValueError (shown by pydantic) for a policy or tiers that cannot be built."""
+        self.build_policy()
+        return self
+
+    def build_policy(self) -> Policy:
+        """The policy, with this gateway's tiers."""
+        return policy_config(self.policy, self.policy_options).build(self.tier_table)
+
+    @property
+    def tier_table(self) -> Tiers:
+        """All tiers."""
+        return override_tiers(self.tiers, self.default_tier)
 
     @property
     def admin_secret(self) -> str | None:

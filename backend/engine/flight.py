@@ -56,6 +56,10 @@ class Replay:
                 await self._changed.wait()
 
 
+USUAL_RANK = 1
+"""Of requests whose rank nobody has said: that of normal ones."""
+
+
 @dataclass(eq=False, slots=True)
 class Flight:
     """Mutable, owned by one task of the llumlet; identity, not value, is what counts.
@@ -67,6 +71,8 @@ class Flight:
     leg: Leg
     http: HttpRequest
     tier: str = "normal"
+    rank: int = USUAL_RANK
+    """Orders the engine's queue: lower first."""
     replay: Replay | None = None
     """Set for a request that arrives from elsewhere."""
     history: list[TokenStep] = field(default_factory=list)

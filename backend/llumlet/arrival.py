@@ -16,7 +16,7 @@ from backend.engine.flight import Flight, Replay
 from backend.llumlet.buffer import StreamBuffer
 from backend.llumlet.exchange import Exchange
 from backend.llumlet.flights import DuplicateLeg, Flights
-from backend.llumlet.incoming import asks_for_stream, scope_of
+from backend.llumlet.incoming import asks_for_stream, rank_of, scope_of
 from backend.llumlet.settings import LlumletSettings
 from migration.errors import Refused
 from migration.leg import Leg
@@ -89,7 +89,7 @@ class Arrivals:
         await self._wait_released(leg)
         replay = Replay()
         replay.extend(prepare.steps)
-        flight = Flight(leg, prepare.http, tier=prepare.tier, replay=replay, created=prepare.created)
+        flight = Flight(leg, prepare.http, tier=prepare.tier, rank=rank_of(prepare.http), replay=replay, created=prepare.created)
         arrival = self._arrivals[leg] = Arrival(flight, replay, self._settings)
         arrival.task = self._tasks.create_task(self._serve(arrival))
         await self._wait_shell(flight)

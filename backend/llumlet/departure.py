@@ -6,7 +6,7 @@ from backend.engine.base import Engine
 from backend.engine.flight import Flight
 from backend.llumlet.exchange import Exchange
 from backend.llumlet.flights import DuplicateLeg, Flights
-from backend.llumlet.incoming import TIER_HEADER, ClientLeft, asks_for_stream, header, original, read_body, read_leg
+from backend.llumlet.incoming import TIER_HEADER, ClientLeft, asks_for_stream, header, original, rank_of, read_body, read_leg
 from backend.llumlet.outlet import ClientOutlet
 from backend.llumlet.reply import Reply
 from backend.llumlet.settings import LlumletSettings
@@ -24,7 +24,8 @@ async def serve_departing(
     except Reply as reply:
         await reply(scope, receive, send)
         return
-    flight = Flight(leg, original(scope, body), tier=header(scope, TIER_HEADER) or "normal")
+    http = original(scope, body)
+    flight = Flight(leg, http, tier=header(scope, TIER_HEADER) or "normal", rank=rank_of(http))
     outlet = ClientOutlet(receive, send)
     exchange = Exchange(flight, outlet, streams=asks_for_stream(body), unwind_timeout_s=settings.unwind_timeout_s)
     try:

@@ -4,6 +4,7 @@ import json
 
 from starlette.types import Receive, Scope
 
+from backend.engine.flight import USUAL_RANK
 from backend.llumlet.reply import Reply
 from migration.leg import Leg, RequestId
 from migration.messages import HttpRequest
@@ -11,6 +12,7 @@ from migration.messages import HttpRequest
 REQUEST_HEADER = b"x-midstream-request"
 EPOCH_HEADER = b"x-midstream-epoch"
 TIER_HEADER = b"x-midstream-tier"
+RANK_HEADER = b"x-midstream-rank"
 _TRUE_WORDS = frozenset({"1", "true", "t", "yes", "y", "on"})
 
 
@@ -81,6 +83,12 @@ def scope_of(http: HttpRequest) -> Scope:
         "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in http.headers],
         "state": {},
     }
+
+
+def rank_of(http: HttpRequest) -> int:
+    """Its place in an engine's queue, lower first, as the gateway wrote it in the headers, which go with a request wherever it moves."""
+    asked = next((value for name, value in http.headers if name == RANK_HEADER.decode()), "")
+    return int(asked) if asked.isascii() and asked.isdecimal() and len(asked) <= 4 else USUAL_RANK
 
 
 def asks_for_stream(body: bytes) -> bool:

@@ -43,6 +43,7 @@ class Reporter:
         self._state = state
         self._moves = moves
         self._sequence = 0
+        self._told_state: InstanceState | None = None
         self._changed = asyncio.Event()
         self._urgent = asyncio.Event()
         self._store_failing = False
@@ -73,10 +74,11 @@ class Reporter:
         loop = asyncio.get_running_loop()
         try:
             while True:
+                urgent = self._urgent.is_set()
                 self._changed.clear()
                 self._urgent.clear()
                 published_s = loop.time()
-                await self._publish()
+                await self._publish(urgent)
                 await self._wait_due(published_s)
         finally:
             await self._withdraw()
@@ -90,11 +92,13 @@ class Reporter:
             async with asyncio.timeout_at(published_s + self._settings.report_interval_s):
                 await self._urgent.wait()
 
-    async def _publish(self) -> None:
+    async def _publish(self, urgent: bool) -> None:
         self._sequence += 1
+        report = self.report()
+        told, self._told_state = self._told_state, report.state
         try:
             async with asyncio.timeout(self._settings.store_timeout_s):
-                await self._store.publish(self.report(), self._settings.report_ttl_s)
+                await self._store.publish(report, self._settings.report_ttl_s, urgent=urgent or report.state is not told)
         except (StoreError, TimeoutError) as error:
             self._metrics.store_failures.inc()
             if not self._store_failing:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from backend.registry.instance import LoadReport
 from backend.registry.lease import MemoryLeases
+from backend.registry.line import MemoryLine, Passage
 from backend.registry.rates import MemoryRates
 from backend.registry.record import MemoryRecords
 from backend.registry.store import Candidate, Claim, Sighting
@@ -32,16 +33,19 @@ class MemoryStore:
         self.leases = MemoryLeases(clock)
         self.records = MemoryRecords(clock)
         self.rates = MemoryRates(clock)
+        self.line = MemoryLine(clock, self._expire)
         self._reports: dict[InstanceId, _Published] = {}
         self._claims: dict[RequestId, _Held] = {}
         self._switches: dict[Leg, tuple[float, float]] = {}
 
-    async def publish(self, report: LoadReport, ttl_s: float) -> None:
+    async def publish(self, report: LoadReport, ttl_s: float, *, urgent: bool = False) -> None:
         now_s = self._expire()
         known = self._reports.get(report.instance)
         if known and known.report.incarnation == report.incarnation and known.report.sequence > report.sequence:
             return
         self._reports[report.instance] = _Published(report, now_s, now_s + ttl_s)
+        if urgent or known is None:
+            self.line.ring()
 
     async def withdraw(self, instance: InstanceId) -> None:
         self._reports.pop(instance, None)
@@ -57,14 +61,17 @@ class MemoryStore:
             for instance, known in sorted(self._reports.items())
         ]
 
-    async def claim(self, claim: Claim, candidates: Sequence[Candidate], ttl_s: float) -> InstanceId | None:
+    async def claim(self, claim: Claim, candidates: Sequence[Candidate], ttl_s: float, passage: Passage | None = None) -> InstanceId | None:
         now_s = self._expire()
         held = self._claims.get(claim.request)
         if held:
             return held.claim.instance
+        if passage is not None and not self.line.may_pass(claim.request, passage):
+            return None
         for candidate in candidates:
             if sum(held.claim.instance == candidate.instance for held in self._claims.values()) == candidate.claims_seen:
                 self._claims[claim.request] = _Held(replace(claim, instance=candidate.instance), now_s + ttl_s)
+                self.line.bind(claim.request, passage)
                 return candidate.instance
         return None
 
@@ -74,6 +81,8 @@ class MemoryStore:
         if held is None:
             return False
         self._claims[request] = replace(held, claim=replace(held.claim, instance=to))
+        self.line.forget(request)
+        self.line.ring()
         return True
 
     async def renew(self, requests: Sequence[RequestId], ttl_s: float) -> Sequence[RequestId]:
@@ -89,7 +98,7 @@ class MemoryStore:
 
     async def release(self, request: RequestId) -> bool:
         self._expire()
-        return self._claims.pop(request, None) is not None
+        return self._drop_claim(request)
 
     async def claims(self) -> Sequence[Claim]:
         self._expire()
@@ -109,12 +118,19 @@ class MemoryStore:
     async def close(self) -> None:
         """Nothing to give back."""
 
+    def _drop_claim(self, request: RequestId) -> bool:
+        held = self._claims.pop(request, None) is not None
+        if held:
+            self.line.forget(request)
+            self.line.ring()
+        return held
+
     def _expire(self) -> float:
-        now_s = self._clock()
+        now_s = self.line.expire()
         for instance in [i for i, known in self._reports.items() if known.expires_s <= now_s]:
             del self._reports[instance]
         for request in [r for r, held in self._claims.items() if held.expires_s <= now_s]:
-            del self._claims[request]
+            self._drop_claim(request)
         for leg in [leg for leg, (_, expires_s) in self._switches.items() if expires_s <= now_s]:
             del self._switches[leg]
         return now_s

@@ -17,7 +17,9 @@ import json
 from collections.abc import Sequence
 
 from backend.registry.instance import LoadReport
+from backend.registry.line import Passage
 from backend.registry.redis_lease import RedisLeases
+from backend.registry.redis_line import LINE, RedisLine
 from backend.registry.redis_link import CLOCK, RedisLink, whole_ms
 from backend.registry.redis_rates import RedisRates
 from backend.registry.redis_record import RedisRecords
@@ -26,6 +28,7 @@ from migration.leg import InstanceId, Leg, RequestId
 
 _PREAMBLE = (
     CLOCK
+    + LINE
     + """
 local REPORTS, MARKS, REPORT_EXPIRY = 'midstream:reports', 'midstream:report_marks', 'midstream:report_expiry'
 local CLAIMS, CLAIM_EXPIRY = 'midstream:claims', 'midstream:claim_expiry'
@@ -45,7 +48,9 @@ local function drop_claim(request)
     if not text then return 0 end
     local claim = cjson.decode(text)
     redis.call('HDEL', CLAIMS, request)
+    redis.call('HDEL', AHEAD, request)
     count_claim(claim[1], -1, '-' .. claim[4])
+    ring()
     return 1
 end
 local function drop_report(instance)
@@ -59,7 +64,7 @@ for _, instance in ipairs(redis.call('ZRANGEBYSCORE', REPORT_EXPIRY, '-inf', ms(
 """
 )
 
-# ARGV: instance, incarnation, sequence, ttl ms, json
+# ARGV: instance, incarnation, sequence, ttl ms, json, 1 if it is urgent
 _PUBLISH = """
 local mark = redis.call('HGET', MARKS, ARGV[1])
 if mark then
@@ -69,6 +74,7 @@ end
 redis.call('HSET', REPORTS, ARGV[1], ARGV[5])
 redis.call('HSET', MARKS, ARGV[1], cjson.encode({ARGV[2], ARGV[3], ms(now)}))
 redis.call('ZADD', REPORT_EXPIRY, ms(now + ARGV[4]), ARGV[1])
+if ARGV[6] == '1' or not mark then ring() end
 return 1
 """
 
@@ -90,16 +96,20 @@ end
 return seen
 """
 
-# ARGV: request, gateway, tier, tokens, ttl ms, then instance and claims seen of each candidate
+# ARGV: request, gateway, tier, tokens, ttl ms, '=' and the line or '', rank, 1 if ahead of room,
+# then instance and claims seen of each candidate
 _CLAIM = """
 local held = redis.call('HGET', CLAIMS, ARGV[1])
 if held then return cjson.decode(held)[1] end
-for at = 6, #ARGV, 2 do
+local line = string.sub(ARGV[6], 2)
+if ARGV[6] ~= '' and not may_pass(ARGV[1], line, ARGV[7]) then return false end
+for at = 9, #ARGV, 2 do
     local instance = ARGV[at]
     if tonumber(redis.call('HGET', COUNT, instance) or '0') == tonumber(ARGV[at + 1]) then
         redis.call('HSET', CLAIMS, ARGV[1], cjson.encode({instance, ARGV[2], ARGV[3], ARGV[4]}))
         redis.call('ZADD', CLAIM_EXPIRY, ms(now + ARGV[5]), ARGV[1])
         count_claim(instance, 1, ARGV[4])
+        bind(ARGV[1], line, ARGV[8] == '1')
         return instance
     end
 end
@@ -115,6 +125,8 @@ count_claim(claim[1], -1, '-' .. claim[4])
 count_claim(ARGV[2], 1, claim[4])
 claim[1] = ARGV[2]
 redis.call('HSET', CLAIMS, ARGV[1], cjson.encode(claim))
+redis.call('HDEL', AHEAD, ARGV[1])
+ring()
 return 1
 """
 
@@ -148,6 +160,7 @@ class RedisStore:
         self.leases = RedisLeases(link)
         self.records = RedisRecords(link)
         self.rates = RedisRates(link)
+        self.line = RedisLine(link, _PREAMBLE)
         self._publish = link.script(_PREAMBLE + _PUBLISH)
         self._withdraw = link.script(_PREAMBLE + _WITHDRAW)
         self._sightings = link.script(_PREAMBLE + _SIGHTINGS)
@@ -157,8 +170,8 @@ class RedisStore:
         self._release = link.script(_PREAMBLE + _RELEASE)
         self._claims = link.script(_PREAMBLE + _CLAIMS)
 
-    async def publish(self, report: LoadReport, ttl_s: float) -> None:
-        await self._publish(report.instance, report.incarnation, report.sequence, whole_ms(ttl_s), report.to_json())
+    async def publish(self, report: LoadReport, ttl_s: float, *, urgent: bool = False) -> None:
+        await self._publish(report.instance, report.incarnation, report.sequence, whole_ms(ttl_s), report.to_json(), int(urgent))
 
     async def withdraw(self, instance: InstanceId) -> None:
         await self._withdraw(instance)
@@ -172,9 +185,10 @@ class RedisStore:
                 seen.append(Sighting(report, int(age_ms) / 1000, int(claims), int(tokens)))
         return sorted(seen, key=lambda sighting: sighting.report.instance)
 
-    async def claim(self, claim: Claim, candidates: Sequence[Candidate], ttl_s: float) -> InstanceId | None:
+    async def claim(self, claim: Claim, candidates: Sequence[Candidate], ttl_s: float, passage: Passage | None = None) -> InstanceId | None:
+        way: tuple[str, int, int] = ("", 0, 0) if passage is None else (f"={passage.line}", passage.rank, int(passage.ahead))
         wanted = [part for candidate in candidates for part in (candidate.instance, candidate.claims_seen)]
-        chosen = await self._claim(claim.request, claim.gateway, claim.tier, claim.tokens, whole_ms(ttl_s), *wanted)
+        chosen = await self._claim(claim.request, claim.gateway, claim.tier, claim.tokens, whole_ms(ttl_s), *way, *wanted)
         return None if chosen is None else InstanceId(str(chosen))
 
     async def move_claim(self, request: RequestId, to: InstanceId) -> bool:

@@ -4,8 +4,10 @@ and one round trip; time is Redis's own."""
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
@@ -19,6 +21,9 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function ms(number) return string.format('%.0f', number) end
 """
 """Begins every script that needs the time: `now`, in milliseconds; `ms(n)` writes such a number in full."""
+
+HEARTBEAT_S = 5.0
+"""A subscription that hears nothing for so long asks whether its connection still stands."""
 
 
 class RedisScript:
@@ -34,12 +39,38 @@ class RedisScript:
             answer: object = await self._script(args=list(args))
             return answer
 
-    async def as_list(self, *args: str | int) -> list[str]:
+    async def as_list(self, *args: str | int) -> list[Any]:
         """Its answer, a list. Raises StoreError."""
         answer = await self(*args)
         if not isinstance(answer, list):
             raise StoreError(f"expected a list from redis, got {type(answer).__name__}")
         return answer
+
+
+class RedisSubscription:
+    """One channel's messages; what they say does not matter here."""
+
+    def __init__(self, pubsub: PubSub) -> None:
+        self._pubsub = pubsub
+
+    async def wait(self) -> None:
+        """Return when a message has come since the last call returned. Raises StoreError when the connection is gone."""
+        now_s = asyncio.get_running_loop().time
+        asked = False
+        try:
+            while True:
+                began_s = now_s()
+                if await self._pubsub.get_message(ignore_subscribe_messages=True, timeout=HEARTBEAT_S):
+                    return
+                if now_s() - began_s < HEARTBEAT_S / 2:  # an answer, which is no message
+                    asked = False
+                elif asked:
+                    raise StoreError("redis: a subscription is not answered any more")
+                else:
+                    await self._pubsub.ping()
+                    asked = True
+        except (RedisError, OSError, ValueError) as error:
+            raise StoreError(f"redis: {type(error).__name__}: {error}") from error
 
 
 class RedisLink:
@@ -73,6 +104,14 @@ class RedisLink:
         async with self.answering():
             value = await self._redis.get(key)
             return None if value is None else str(value)
+
+    @asynccontextmanager
+    async def subscription(self, channel: str) -> AsyncIterator[RedisSubscription]:
+        """A connection of its own that hears the channel. Raises StoreError."""
+        async with self._redis.pubsub() as pubsub:
+            async with self.answering():
+                await pubsub.subscribe(channel)
+            yield RedisSubscription(pubsub)
 
     async def close(self) -> None:
         async with self.answering():

@@ -6,6 +6,7 @@ Guarantees
   number is ignored; another incarnation replaces.
 - A claim exists at most once per request, counts on exactly one instance, and expires by itself unless renewed.
 - `claim`, `move_claim` and `release` are atomic; releasing twice, or what never was, changes nothing.
+- A request in line is claimed once, and leaves the line in the same step (line.py).
 - Every failure of the store is a StoreError.
 """
 
@@ -15,6 +16,7 @@ from typing import Protocol
 
 from backend.registry.instance import LoadReport
 from backend.registry.lease import LeaseStore
+from backend.registry.line import LineStore, Passage
 from backend.registry.rates import RateStore
 from backend.registry.record import RecordStore
 from migration.leg import InstanceId, Leg, RequestId
@@ -69,8 +71,12 @@ class InstanceStore(Protocol):
     def rates(self) -> RateStore:
         """How much of something may be used a second."""
 
-    async def publish(self, report: LoadReport, ttl_s: float) -> None:
-        """Make the report the instance's latest."""
+    @property
+    def line(self) -> LineStore:
+        """Who waits for an instance."""
+
+    async def publish(self, report: LoadReport, ttl_s: float, *, urgent: bool = False) -> None:
+        """Make the report the instance's latest. An urgent one, and an instance's first, makes those in line look again."""
 
     async def withdraw(self, instance: InstanceId) -> None:
         """The instance leaves: forget its report (claims on it stay until released or expired)."""
@@ -78,10 +84,11 @@ class InstanceStore(Protocol):
     async def sightings(self) -> Sequence[Sighting]:
         """Every unexpired report, ordered by instance id, in one round trip."""
 
-    async def claim(self, claim: Claim, candidates: Sequence[Candidate], ttl_s: float) -> InstanceId | None:
-        """Compare, choose, reserve: take the first candidate that still has exactly `claims_seen` claims.
+    async def claim(self, claim: Claim, candidates: Sequence[Candidate], ttl_s: float, passage: Passage | None = None) -> InstanceId | None:
+        """Compare, choose, reserve: take the first candidate that still has exactly `claims_seen` claims. Its place in line ends with that.
 
         `claim.instance` is ignored. None if no candidate is as it was seen (look again), or if there is none.
+        None, too, if with a `passage` it would pass others in line.
         A repeated claim of a request that holds one answers its instance and changes nothing.
         """
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.policy.autoscale import DemandScaling, Fixed, FreenessRange
 from gateway.policy.dispatch import Cheapest, DispatchPolicy, Freest, LeastLoaded, LeastMemory, RoundRobin
@@ -163,3 +163,23 @@ PolicyConfig: TypeAlias = Annotated[
 ]
 
 ScaleConfig: TypeAlias = Annotated[Fixed | FreenessRange | DemandScaling, Field(discriminator="name")]
+
+POLICIES = ("midstream", "llumnix", "infaas", "least_outstanding", "round_robin")
+
+
+def policy_config(name: str, options: Mapping[str, object]) -> PolicyConfig:
+    """That policy with these parameters. Raises ValueError that names what is wrong."""
+    if name not in POLICIES:
+        raise ValueError(f"there is no policy '{name}'; known: {', '.join(POLICIES)}")
+    try:
+        config: PolicyConfig = TypeAdapter(PolicyConfig).validate_python({**options, "name": name})
+    except ValidationError as error:
+        raise ValueError("; ".join(_complaint(name, each["loc"], each["type"], each["msg"]) for each in error.errors())) from None
+    return config
+
+
+def _complaint(name: str, location: tuple[int | str, ...], kind: str, message: str) -> str:
+    key = ".".join(str(part) for part in location if part != name)
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"policy '{name}' has no parameter '{key}'"
+    return f"policy '{name}', '{key}': {message[:1].lower()}{message[1:]}"

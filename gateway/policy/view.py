@@ -1,6 +1,6 @@
 """PURE. What a policy sees: one request, and the cluster at one moment, put together from reports, their ages and the claims."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -61,6 +61,18 @@ class InstanceView:
 
 
 @dataclass(frozen=True, slots=True)
+class Drift:
+    """Claims that have come to an instance (or gone: negative) since the store was asked, and their tokens."""
+
+    claims: int = 0
+    tokens: int = 0
+
+    def plus(self, claims: int, tokens: int) -> "Drift":
+        """With so many more."""
+        return Drift(self.claims + claims, self.tokens + tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterView:
     """All instances, ordered by id."""
 
@@ -70,20 +82,25 @@ class ClusterView:
         """That instance, if it is there."""
         return next((view for view in self.instances if view.id == instance), None)
 
+    def without(self, instances: Collection[InstanceId]) -> "ClusterView":
+        """The others."""
+        return ClusterView(tuple(view for view in self.instances if view.id not in instances))
+
     def knows_model(self, model: str | None) -> bool:
         """True if any instance, in whatever state, serves the model."""
         return any(view.serves(model) for view in self.instances)
 
 
-def assemble(sightings: Iterable[Sighting], report_stale_s: float, aged_s: float, drift: Mapping[InstanceId, int]) -> ClusterView:
+def assemble(sightings: Iterable[Sighting], report_stale_s: float, aged_s: float, drift: Mapping[InstanceId, Drift]) -> ClusterView:
     """A view of what the store said `aged_s` seconds ago, with the claims that have come (or gone: negative) since then."""
+    none = Drift()
     views = (
         InstanceView(
             report=sighting.report,
             state=_state(sighting, sighting.age_s + aged_s > report_stale_s),
             age_s=sighting.age_s + aged_s,
-            claims=max(0, sighting.claims + drift.get(sighting.report.instance, 0)),
-            claimed_tokens=sighting.claimed_tokens,
+            claims=max(0, sighting.claims + drift.get(sighting.report.instance, none).claims),
+            claimed_tokens=max(0, sighting.claimed_tokens + drift.get(sighting.report.instance, none).tokens),
         )
         for sighting in sightings
     )

@@ -65,7 +65,7 @@ def test_on_gpus_each_engine_has_one_gpu_in_turn_and_nothing_of_the_cpu() -> Non
     environments = [vllm_environment(index, GPUS) for index in range(3)]
     assert [e["CUDA_VISIBLE_DEVICES"] for e in environments] == ["0", "3", "0"]
     assert not any("CPU" in name or "OMP" in name for name in environments[0])
-    assert vllm_arguments(Model("m", "m"), GPUS) == ["--served-model-name", "m"]
+    assert vllm_arguments(Model("m", "m"), GPUS) == ["--served-model-name", "m", "--scheduling-policy", "priority"]
 
 
 @pytest.mark.parametrize(("known", "used"), [(2048, "2048"), (131072, "8192")])

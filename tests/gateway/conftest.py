@@ -29,7 +29,7 @@ def report(
     models: tuple[str, ...] = ("m",),
     running: int = 0,
 ) -> LoadReport:
-    return a_report(instance, url=url, state=state, models=models, running=running)
+    return a_report(instance, url=url, state=state, models=models, running=running, max_batch=64)
 
 
 class Server(uvicorn.Server):

@@ -15,6 +15,7 @@ from backend.llumlet.settings import LlumletSettings
 from backend.registry.store import InstanceStore
 from gateway.app import build_app
 from gateway.policy.config import Policy
+from gateway.policy.dispatch import LeastLoaded
 from gateway.settings import GatewaySettings
 from tests.backend.llumlet.live import serving
 from tests.gateway.conftest import live, until
@@ -52,7 +53,7 @@ async def site(instance: str, store: InstanceStore, **engine: object) -> AsyncIt
 @asynccontextmanager
 async def gateway(store: InstanceStore, moving: Policy | None = None, **settings: object) -> AsyncIterator[str]:
     made = GatewaySettings.model_validate({"keepalive_interval_s": 0, **settings})
-    async with live(build_app(made, store, moving=moving)) as url:
+    async with live(build_app(made, store, LeastLoaded(), moving)) as url:
         yield url
 
 

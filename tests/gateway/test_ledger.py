@@ -33,9 +33,9 @@ class FlakyStore(MemoryStore):
         await self._ready()
         return await super().sightings()
 
-    async def claim(self, claim, candidates, ttl_s):  # type: ignore[no-untyped-def]
+    async def claim(self, claim, candidates, ttl_s, passage=None):  # type: ignore[no-untyped-def]
         await self._ready()
-        return await super().claim(claim, candidates, ttl_s)
+        return await super().claim(claim, candidates, ttl_s, passage)
 
     async def move_claim(self, request: RequestId, to: InstanceId) -> bool:
         await self._ready()

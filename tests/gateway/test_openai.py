@@ -3,7 +3,7 @@ import json
 import pytest
 
 from gateway.errors import MalformedBody
-from gateway.openai import BodyFields, read_body, read_tier
+from gateway.openai import BodyFields, read_body
 
 
 def fields(**body: object) -> BodyFields:
@@ -29,7 +29,7 @@ def test_how_many_prompts() -> None:
 
 
 def test_who_asks_for_log_probabilities() -> None:
-    asked = [{"logprobs": True}, {"logprobs": False}, {"logprobs": None}, {}, {"logprobs": 0}, {"logprobs": 2}]
+    asked: list[dict[str, object]] = [{"logprobs": True}, {"logprobs": False}, {"logprobs": None}, {}, {"logprobs": 0}, {"logprobs": 2}]
     assert [fields(**body).logprobs for body in asked] == [True, False, False, False, True, True]
 
 
@@ -42,13 +42,3 @@ def test_messages() -> None:
 def test_malformed(body: bytes) -> None:
     with pytest.raises(MalformedBody):
         read_body(body)
-
-
-def test_tiers() -> None:
-    assert read_tier(None) == ("normal", None)
-    assert read_tier(" HIGH ") == ("high", None)
-    tier, note = read_tier("10\r\nx: é")
-    assert tier == "normal"
-    assert note is not None
-    assert note.isascii()
-    assert note.isprintable()

@@ -18,7 +18,7 @@ from backend.engine.fake.runner import Runner
 from backend.engine.fake.sampling import Sampling, finish_reason
 from backend.engine.fake.settings import FakeSettings
 from backend.engine.fake.stay import Stay
-from backend.engine.flight import Flight, current_flight
+from backend.engine.flight import USUAL_RANK, Flight, current_flight
 from backend.engine.model import EngineModel, NoRoom
 from backend.engine.request import EngineRequest, RequestState
 from backend.registry.instance import LoadReport
@@ -26,9 +26,6 @@ from migration.errors import ChannelError, Refused, RequestEnded, Unmovable
 from migration.leg import InstanceId, Leg
 from migration.messages import ChannelOffer, KVLayout, TokenStep
 from migration.ports import Frozen, Phase, Progress
-
-PRIORITIES = {"high": 0, "normal": 1, "batch": 2}
-"""Lower runs first."""
 
 
 class FakeEngine:
@@ -122,8 +119,8 @@ class FakeEngine:
             self.runner.end(generation)
 
     def _generation(self, prompt: tuple[int, ...], sampling: Sampling, flight: Flight | None) -> Generation:
-        tier = flight.tier if flight else "normal"
-        request = EngineRequest(len(prompt), sampling.max_tokens, PRIORITIES.get(tier, PRIORITIES["normal"]), tier)
+        tier, rank = (flight.tier, flight.rank) if flight else ("normal", USUAL_RANK)
+        request = EngineRequest(len(prompt), sampling.max_tokens, rank, tier)
         chain = TokenChain(self._shape.block_tokens, request.keys if self.settings.prefix_cache else [])
         generation = Generation(f"fake-{next(self._numbers)}-{secrets.token_hex(4)}", prompt, sampling, request, chain)
         if flight is not None:

@@ -170,6 +170,8 @@ class MigratingLLM(AsyncLLM):
                 yield output
             return
         queue: RequestOutputCollector | None = None
+        if self.vllm_config.scheduler_config.policy == "priority":
+            keywords["priority"] = flight.rank  # what the body says has become the tier, at the gateway
         try:
             plain = await self.add_request(request_id, prompt, _marked(sampling_params, flight), **keywords)
             queue = self.noting.collector_of(plain)

@@ -29,7 +29,7 @@ class Store(MemoryStore):
         self.failing = False
         self.silent = False
 
-    async def publish(self, report: LoadReport, ttl_s: float) -> None:
+    async def publish(self, report: LoadReport, ttl_s: float, *, urgent: bool = False) -> None:
         self.reports.append(report)
         self.times.append(self.now())
         if self.failing:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from backend.registry.instance import InstanceState
 from backend.registry.store import Sighting
 from gateway.policy.dispatch import Cheapest, DispatchPolicy, Freest, LeastLoaded, LeastMemory, RoundRobin, room_tokens
-from gateway.policy.view import ClusterView, RequestView, ViewState, assemble
+from gateway.policy.view import ClusterView, Drift, RequestView, ViewState, assemble
 from migration.leg import InstanceId, RequestId
 from tests.gateway.conftest import report
 from tests.gateway.policy.views import COST, instance, request
@@ -75,8 +75,8 @@ def test_order_is_a_sorted_permutation(loads: list[tuple[int, int]], seed: int) 
 
 @pytest.mark.parametrize(("drift", "claims"), [(2, 5), (-1, 2), (-9, 0)])
 def test_view_counts_what_came_and_went_since(drift: int, claims: int) -> None:
-    view = assemble([seen("a", 3, age_s=1.0)], report_stale_s=5.0, aged_s=4.5, drift={InstanceId("a"): drift})
-    assert view.instances[0].claims == claims
+    view = assemble([seen("a", 3, age_s=1.0)], report_stale_s=5.0, aged_s=4.5, drift={InstanceId("a"): Drift(drift, 10 * drift)})
+    assert (view.instances[0].claims, view.instances[0].claimed_tokens) == (claims, max(0, 10 * drift))
     assert view.instances[0].state is ViewState.STALE
 
 

@@ -1,0 +1,42 @@
+"""What a client asks: its request read, its tier chosen, its caller admitted."""
+
+from dataclasses import dataclass, replace
+
+from starlette.types import Scope
+
+from gateway.access.caller import Caller
+from gateway.aliases import rename_model
+from gateway.downstream import Downstream
+from gateway.errors import RawHeaders
+from gateway.headers import find_header
+from gateway.openai import BodyFields, read_body
+from gateway.policy.tier import Tier, Tiers
+from gateway.priority import choose_tier
+from gateway.settings import GatewaySettings
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`target` is path and query; `body` is what goes on to an instance. `tier_note` tells the client of a tier that is not known."""
+
+    headers: RawHeaders
+    target: str
+    body: bytes
+    fields: BodyFields
+    tier: Tier
+    tier_note: str | None
+
+
+async def read_request(scope: Scope, client: Downstream, caller: Caller, settings: GatewaySettings, tiers: Tiers) -> Asked:
+    """All of it. Raises GatewayError, ClientLeft."""
+    headers = tuple(scope["headers"])
+    declared = find_header(headers, b"content-length")
+    body = await client.read_body(declared, settings.max_body_bytes, settings.body_timeout_s)
+    fields = read_body(body)
+    choice = choose_tier(headers, fields, tiers)
+    await caller.admit(fields.model, choice.tier.name, fields.prompt_tokens + fields.max_output_tokens)
+    if (own_name := settings.aliases.get(fields.model or "")) is not None:
+        body, fields = rename_model(body, own_name), replace(fields, model=own_name)
+    query = scope["query_string"]
+    target = scope["path"] + (f"?{query.decode('latin-1')}" if query else "")
+    return Asked(headers, target, body, fields, choice.tier, choice.note)
