@@ -78,8 +78,9 @@ def build_app(
 def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream, policy: DispatchPolicy) -> Composition:
     """Wire the parts."""
     clock = time.monotonic  # the event loop's own may tick in whole milliseconds
-    metrics = Metrics(CollectorRegistry())
+    metrics = Metrics(CollectorRegistry(), settings.prometheus_dir)
     ledger = Ledger(store, settings, clock, metrics)
+    metrics.show_cluster(ledger.last_view)
     decisions = DecisionLog(settings.decisions_kept, logged=settings.log_decisions, metrics=metrics)
     dispatcher = Dispatcher(ledger, policy, settings, clock, Random(), decisions)
     events = EventFeed(settings.max_queued_events)

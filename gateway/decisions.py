@@ -96,8 +96,10 @@ class DecisionLog:
         self._metrics = metrics
         self._number = 0
 
-    def note(self, what: Dispatch | Bind | Moving) -> None:
-        """It has been decided. Cheap: it is put into words when somebody wants to read it."""
+    def note(self, what: Dispatch | Bind | Moving, *, took_s: float | None = None) -> None:
+        """It has been decided, in so many seconds if they are to be counted. Put into words only when somebody reads it."""
+        if took_s is not None:
+            self._metrics.dispatch_s.observe(took_s)
         self._number += 1
         noted = Noted(self._number, datetime.now(UTC), what)
         self._kept.append(noted)

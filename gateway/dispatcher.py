@@ -38,6 +38,7 @@ class Dispatcher:
 
     async def choose(self, place: Place, model: str | None, excluded: frozenset[InstanceId]) -> InstanceView:
         """Put the request on an instance. Raises ModelNotFound, NoInstance. The caller sets a deadline."""
+        asked_s = self._clock()
         async with self._choosing:
             max_age_s = self._settings.view_max_age_s
             while True:
@@ -48,7 +49,7 @@ class Dispatcher:
                 if order and await self._ledger.take(place, order) and place.instance is not None:
                     view = cluster.find(place.instance)
                     if view is not None:
-                        self._decisions.note(replace(decision, chosen=view.id))
+                        self._decisions.note(replace(decision, chosen=view.id), took_s=self._clock() - asked_s)
                         return view
                 elif not order and max_age_s <= 0:
                     raise _nobody(model, cluster)

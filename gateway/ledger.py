@@ -80,6 +80,10 @@ class Ledger:
                 self._drift = Counter(place.instance for place in self._live.values() if place.instance and not place.claimed)
             except StoreError:
                 pass  # counted and logged by _ask; the last view is better than none
+        return self.last_view()
+
+    def last_view(self) -> ClusterView:
+        """The cluster as it was last seen, and what this gateway has done since."""
         aged_s = max(0.0, self._clock() - self._looked_at_s)
         return assemble(self._sightings, self._settings.report_stale_s, aged_s, self._drift)
 

@@ -36,6 +36,7 @@ from gateway.headers import find_header, request_headers
 from gateway.openai import BodyFields, read_body, read_tier
 from gateway.policy.view import InstanceView
 from gateway.sse import Decoder, Event, EventTooLong
+from gateway.timing import RequestTimes
 from gateway.transcript import Transcript, Verdict
 from gateway.upstream import UpstreamResponse
 from migration.leg import InstanceId, Leg, RequestId
@@ -78,6 +79,7 @@ class Relay:
         self._left: InstanceId | None = None
         self.tier, self._tier_note = read_tier(find_header(self._raw_headers, b"priority"))
         self.outcome = "failed"
+        self.times = RequestTimes(parts.metrics.timings, self.tier, self._arrived_s)
 
     # ------------------------------------------------------------------ admit, place, watch
 
@@ -182,6 +184,7 @@ class Relay:
     async def _ride(self, instance: InstanceView) -> None:
         """The answer from this instance, and from those it moves on to. Returns when it is complete. Raises UpstreamFailed."""
         self._served_by = instance.id
+        self.times.serve(self._fields.model, instance.report.models)
         headers = request_headers(self._raw_headers, self._request, self.tier)
         try:
             async with asyncio.timeout(self._settings.attempt_timeout_s) as self._patience, AsyncExitStack() as legs:
@@ -278,6 +281,7 @@ class Relay:
         if verdict is Verdict.OLD:
             return False
         now_s = self._parts.clock()
+        self.times.note_tokens(self._transcript.tokens, now_s)
         if self._gap_leg is not None:
             self._tasks.create_task(self._note_gap(self._gap_leg, now_s - self._event_at_s))
             self._gap_leg = None

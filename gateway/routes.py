@@ -19,6 +19,9 @@ from gateway.relay import Relay
 RELAYED_PATHS = ("/v1/chat/completions", "/v1/completions")
 """Requests that are relayed, and can be moved."""
 
+METRICS_AGE_S = 0.5
+"""What the instances that /metrics tells of may have changed since they were looked at."""
+
 PARTING_S = 0.5
 """What a client that does not read gets, at most, to take the last word of a gateway that stops."""
 
@@ -49,6 +52,7 @@ class RelayEndpoint:
         finally:
             parts.metrics.requests.labels(relay.tier, relay.outcome).inc()
             parts.metrics.duration_s.labels(relay.tier).observe(parts.clock() - arrived_s)
+            relay.times.end(relay.outcome, parts.clock())
 
 
 def relayed_routes() -> list[Route]:
@@ -89,7 +93,10 @@ async def show_health(request: Request) -> JSONResponse:
 @router.get("/metrics")
 async def show_metrics(request: Request) -> Response:
     """For Prometheus."""
-    return Response(composition_of(request.scope).metrics.render(), media_type=CONTENT_TYPE)
+    parts = composition_of(request.scope)
+    cluster = await parts.ledger.view(METRICS_AGE_S)
+    parts.metrics.forget_others({view.id for view in cluster.instances})
+    return Response(parts.metrics.render(), media_type=CONTENT_TYPE)
 
 
 def _model_cards(cluster: ClusterView, created_s: int) -> list[dict[str, object]]:

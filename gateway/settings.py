@@ -26,6 +26,13 @@ class GatewaySettings(BaseSettings):
     )
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$", description="Least severe level that is logged.")
 
+    prometheus_dir: str | None = Field(
+        default=None,
+        validation_alias="PROMETHEUS_MULTIPROC_DIR",
+        description="Directory in which the gateways of this machine add up their metrics, as prometheus-client does; it must exist, and "
+        "be empty at the start. Unset: each tells its own.",
+    )
+
     max_body_bytes: int = Field(default=64 * 2**20, gt=0, description="Bytes of a request body, at most; more is answered 413.")
     max_answer_bytes: int = Field(
         default=64 * 2**20, gt=0, description="Largest answer held in memory (a plain one, or one event of a stream), in bytes."
