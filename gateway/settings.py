@@ -71,6 +71,9 @@ class GatewaySettings(BaseSettings):
         gt=0,
         description="Seconds after which another gateway may take over the moving from one that died; renewed at least at a third of it.",
     )
+    rebalance_cool_down_s: float = Field(
+        default=1.0, ge=0, description="Seconds a request stays, at least, once it has moved; a policy's own cool-down may be longer."
+    )
     rebalance_timeout_s: float = Field(
         default=1.0, gt=0, description="Seconds an instance may take to say which of its requests it would give away."
     )
