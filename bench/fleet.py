@@ -37,7 +37,11 @@ async def open_fleet(options: UpOptions) -> AsyncIterator[BenchFleet]:
             shared_store(options, settings, supervisor) as redis_url,
         ):
             await start_backends(options, settings, model, redis_url, supervisor)
-            gateway = await supervisor.start(gateway_program(options, redis_url))
+            program = gateway_program(options, redis_url)
+            program = replace(
+                program, environment={**program.environment, "MIDSTREAM_REBALANCE": "false"}
+            )  # a benchmark orders its moves itself
+            gateway = await supervisor.start(program)
             url = f"http://{options.host}:{options.port}"
             await supervisor.wait_healthy(gateway, http_probe(f"{url}/health"), GATEWAY_START_TIMEOUT_S)
             yield await _look(url, model.served_as)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from gateway.asked import Asked
 from gateway.metrics import Metrics
 from gateway.request_log import RequestEntry
+from gateway.timing import RequestTimes
 from migration.leg import InstanceId, RequestId
 
 
@@ -16,6 +17,7 @@ class Account:
         self._clock = clock
         self.arrived_s = clock()
         self._asked: Asked | None = None
+        self._times: RequestTimes | None = None
         self._request = RequestId("")
         self._first_byte_s: float | None = None
         self._first_token_s: float | None = None
@@ -30,6 +32,12 @@ class Account:
     def open(self, request: RequestId, asked: Asked) -> None:
         """The request is understood."""
         self._request, self._asked = request, asked
+        self._times = RequestTimes(self._metrics.timings, asked.tier.name, self.arrived_s)
+
+    def serve(self, models: tuple[str, ...]) -> None:
+        """An instance that serves these models has the request."""
+        if self._times is not None and self._asked is not None:
+            self._times.serve(self._asked.fields.model, models)
 
     def begin(self, tier: str, served_by: InstanceId) -> None:
         """The client is about to see its first byte."""
@@ -40,24 +48,27 @@ class Account:
     def relay(self, tokens: int, now_s: float, served_by: InstanceId) -> bool:
         """So many tokens have come in all. True for the first."""
         self._tokens, self._served_by = tokens, served_by
+        if self._times is not None:
+            self._times.note_tokens(tokens, now_s)
         if not tokens or self._first_token_s is not None or self._asked is None:
             return False
         self._first_token_s = now_s
         tier = self._asked.tier
-        self._metrics.note_objective(tier.name, "ttft", now_s - self.arrived_s, tier.ttft_objective_s)
+        self._metrics.timings.note_objective(tier.name, "ttft", now_s - self.arrived_s, tier.ttft_objective_s)
         return True
 
     def complete(self) -> int:
         """The answer is whole; how many tokens it has."""
         if self._asked is not None and self._first_token_s is not None and self._tokens > 1:
             tpot_s = (self._clock() - self._first_token_s) / (self._tokens - 1)
-            self._metrics.note_objective(self._asked.tier.name, "tpot", tpot_s, self._asked.tier.tpot_objective_s)
+            self._metrics.timings.note_objective(self._asked.tier.name, "tpot", tpot_s, self._asked.tier.tpot_objective_s)
         return self._tokens
 
-    def entry(self, outcome: str) -> RequestEntry | None:
-        """What the request log gets; None if the request was never understood."""
-        if self._asked is None:
+    def end(self, outcome: str) -> RequestEntry | None:
+        """The request is over; what the request log gets, None if it was never understood."""
+        if self._asked is None or self._times is None:
             return None
+        self._times.end(outcome, self._clock())
         fields, tier, ttft_s = self._asked.fields, self._asked.tier.name, self._first_byte_s
         served_by = self._served_by if ttft_s is not None else ""
         e2e_s = self._clock() - self.arrived_s

@@ -106,8 +106,9 @@ def compose(
 ) -> Composition:
     """Wire the parts."""
     clock = time.monotonic  # the event loop's own may tick in whole milliseconds
-    metrics = Metrics(CollectorRegistry())
+    metrics = Metrics(CollectorRegistry(), settings.prometheus_dir)
     ledger = Ledger(store, settings, clock, metrics)
+    metrics.show_cluster(ledger.last_view)
     decisions = DecisionLog(settings.decisions_kept, logged=settings.log_decisions, metrics=metrics)
     suspects = Suspects(clock, settings.suspect_s)
     line = Line(ledger, policy, suspects, settings, clock, metrics, decisions)
@@ -119,7 +120,7 @@ def compose(
     gate = Gate(keys, limiter, [tier.name for tier in sorted(policy.tiers.tiers, key=lambda tier: tier.rank)], settings.max_streams)
     roster = PassiveRoster(settings.passive_backends, store.records)
     passive = PassiveWatch(roster, store, upstream, ledger, dispatcher, settings, clock)
-    memory = TokenMemory(settings.max_remembered_tokens, settings.max_remembered_request_tokens, metrics.remembered_tokens)
+    memory = TokenMemory(settings.max_remembered_tokens, settings.max_remembered_request_tokens, metrics.resumes.remembered_tokens)
     return Composition(
         settings=settings,
         policy=policy,

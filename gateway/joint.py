@@ -15,5 +15,5 @@ async def tell_joint(
         parts.events.publish("switch", told)
     else:
         parts.events.publish("resume", {**told, "reason": resumed_after})
-        parts.metrics.resumes.labels("resumed", resumed_after).inc()
+        parts.metrics.resumes.outcomes.labels("resumed", resumed_after).inc()
     await parts.ledger.record_switch(leg, gap_s * 1e3)

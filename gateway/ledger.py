@@ -92,6 +92,10 @@ class Ledger:
                         self._count(place.instance, place, 1)
             except StoreError:
                 pass  # counted and logged by ask; the last view is better than none
+        return self.last_view()
+
+    def last_view(self) -> ClusterView:
+        """The cluster as it was last seen, and what this gateway has done since."""
         aged_s = max(0.0, self._clock() - self._looked_at_s)
         return assemble(self._sightings, self._settings.report_stale_s, aged_s, self._drift)
 

@@ -78,9 +78,6 @@ class Line:
         self._paces: dict[str, Pace] = {}
         self.choosing = asyncio.Lock()
         self.expected_output_tokens = FIRST_GUESS_TOKENS
-        for tier in policy.tiers.tiers:
-            metrics.queue_length.labels(tier.name).set_function(lambda name=tier.name: self.length(name))  # type: ignore[misc]
-            metrics.queue_oldest_s.labels(tier.name).set_function(lambda name=tier.name: self.oldest_s(name))  # type: ignore[misc]
 
     # -- what others ask
 
@@ -112,6 +109,7 @@ class Line:
         try:
             in_line = await self._join(waiter)
             self._waiters[place.request] = waiter
+            self._show(place.tier)
             self._moved.set()
             async with asyncio.timeout(None if waiter.until_s == inf else max(0.0, waiter.until_s - self._clock())):
                 return await waiter.bound
@@ -123,9 +121,10 @@ class Line:
             raise
         finally:
             self._waiters.pop(place.request, None)
+            self._show(place.tier)
             queued_s = self._clock() - waiter.joined_s
             place.queued_s += queued_s
-            self._metrics.queued_s.labels(place.tier).observe(queued_s)
+            self._metrics.line.queued_s.labels(place.tier).observe(queued_s)
             if in_line and place.instance is None:
                 with suppress(StoreError):
                     await self._ledger.ask(lambda: self._ledger.line.leave(place.request))
@@ -141,6 +140,8 @@ class Line:
             self._moved.clear()
             looked_s = 0.0
             try:
+                for tier in {waiter.ticket.tier for waiter in self._waiters.values()}:
+                    self._show(tier)
                 for line in sorted({waiter.ticket.line for waiter in self._waiters.values()}):
                     looked_s += await self.bind(line)
             except Exception:  # the root of a task; one bad round must not end the line
@@ -204,6 +205,9 @@ class Line:
         return looked_s
 
     # -- inside
+
+    def _show(self, tier: str) -> None:
+        self._metrics.line.show(tier, self.length(tier), self.oldest_s(tier))
 
     def _waiter(self, place: Place, request: RequestView, line: str) -> Waiter:
         tier = self._policy.tiers.find(place.tier)

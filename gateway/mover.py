@@ -28,10 +28,10 @@ async def order(
     try:
         outcome = await _carry_out(parts, plan, source, token)
     except GatewayError as error:
-        parts.metrics.moves.labels(error.reason, reason).inc()
+        parts.metrics.moves.ended.labels(error.reason, reason).inc()
         parts.events.publish("migration_ended", {"outcome": error.reason, "result": MigrationResult.FAILED.value, **told})
         raise
-    parts.metrics.note_move(outcome, reason)
+    parts.metrics.moves.note(outcome, reason)
     return outcome
 
 
@@ -40,13 +40,16 @@ async def conclude(
 ) -> dict[str, object]:
     """Wait for what the client noticed, and tell the event feed; returns what it was told."""
     moved = outcome.result is MigrationResult.MOVED
+    downtime_ms = await _wait_downtime(parts, Leg(plan.request, outcome.epoch)) if moved else None
+    if downtime_ms is not None:
+        parts.metrics.moves.downtime_s.labels(reason).observe(downtime_ms / 1e3)
     ended: dict[str, object] = {
         "outcome": outcome.result.value if moved else outcome.reason or outcome.result.value,
         "result": outcome.result.value,
         **_told(plan, source, reason),
         "stages": outcome.stages,
         "bytes": outcome.bytes,
-        "downtime_ms": await _wait_downtime(parts, Leg(plan.request, outcome.epoch)) if moved else None,
+        "downtime_ms": downtime_ms,
         "frozen_ms": outcome.frozen_ms,
         "total_ms": outcome.total_ms,
     }

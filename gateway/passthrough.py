@@ -75,7 +75,7 @@ class Passage:
         """An estimate of what was asked, once it was answered; what an answer holds is not looked at."""
         return self._body.prompt_tokens if self.outcome == "ok" else 0
 
-    def entry(self) -> None:
+    def end(self) -> None:
         """Nothing: the request log is about requests whose tokens are counted."""
 
     async def serve(self) -> None:

@@ -32,7 +32,7 @@ from gateway.policy.view import ClusterView, InstanceView, ViewState
 from gateway.term import Office, Term
 from migration.choice import Move
 from migration.leg import InstanceId
-from migration.plan import Destination, MigrationMode, MigrationPlan, MigrationResult
+from migration.plan import Destination, MigrationMode, MigrationOutcome, MigrationPlan, MigrationResult
 from migration.question import Answer, Question
 
 LEASE = "rebalance"
@@ -62,6 +62,7 @@ class Rebalancer:
             timeout_s=settings.store_timeout_s,
             clock=parts.clock,
         )
+        self._cool_down_s = max(self._rules.cool_down_s, settings.rebalance_cool_down_s)
         self._out: set[InstanceId] = set()
         self._in: set[InstanceId] = set()
         self._silent: dict[InstanceId, float] = {}
@@ -162,7 +163,7 @@ class Rebalancer:
                 tiers,
                 ranked=self._policy.ranked,
                 token=term.token,
-                cool_down_s=self._rules.cool_down_s,
+                cool_down_s=self._cool_down_s,
             )
             moves = await self._ask(source, question)
             if not moves:
@@ -176,10 +177,11 @@ class Rebalancer:
     async def _still_holding(self, pair: Pair, *before: InstanceView) -> ClusterView | None:
         """Both instances as they report themselves after the move, if they still make that pair; else None."""
         until_s = self._parts.clock() + NEWS_S
+        old = {view.id: view.report.sequence for view in before}
         while True:
             cluster = await self._parts.ledger.view(0.0)
-            views = tuple(view for view in cluster.instances if view.id in (pair.source, pair.destination))
-            told = all(view.report.sequence != old.report.sequence for view, old in zip(views, before, strict=False) if view.id == old.id)
+            views = tuple(view for view in cluster.instances if view.id in old)
+            told = all(view.report.sequence != old[view.id] for view in views)
             if len(views) < 2 or not self._parts.ledger.is_store_up:
                 return None
             if told or self._parts.clock() >= until_s:
@@ -199,9 +201,7 @@ class Rebalancer:
         return Trade(self._rules, pool, answers, tuple(grants))
 
     async def _ask_offer(self, term: Term, offer: Offer, pool: ClusterView) -> Sequence[Move]:
-        question = offer_question(
-            offer, self._policy.tiers, ranked=self._policy.ranked, token=term.token, cool_down_s=self._rules.cool_down_s
-        )
+        question = offer_question(offer, self._policy.tiers, ranked=self._policy.ranked, token=term.token, cool_down_s=self._cool_down_s)
         try:
             return await self._ask(_known(pool, offer.source.instance), question)
         except UpstreamFailed as error:
@@ -270,8 +270,15 @@ class Rebalancer:
         plan = MigrationPlan(moving.move.request, Destination(destination.id, destination.report.url), mode, only_waiting=waits)
         self._parts.decisions.note(moving)
         outcome = await order(self._parts, plan, source, reason=reason.value, token=term.token)
-        tasks.create_task(conclude(self._parts, plan, source, outcome, reason=reason.value))
+        tasks.create_task(self._conclude(plan, source, outcome, reason))
         return outcome.result is MigrationResult.MOVED
+
+    async def _conclude(self, plan: MigrationPlan, source: InstanceView, outcome: MigrationOutcome, reason: Reason) -> None:
+        """The root of the task that tells how a move ended."""
+        try:
+            await conclude(self._parts, plan, source, outcome, reason=reason.value)
+        except Exception:
+            log.exception("telling of the move of %s failed", plan.request)
 
 
 def _known(cluster: ClusterView, instance: InstanceId) -> InstanceView:

@@ -88,9 +88,9 @@ class Relay:
         """What the request has cost its caller so far."""
         return self._account.used_tokens
 
-    def entry(self) -> RequestEntry | None:
-        """What the request log gets; None if the request was never understood."""
-        return self._account.entry(self.outcome)
+    def end(self) -> RequestEntry | None:
+        """It is over; answers what the request log gets, None if the request was never understood."""
+        return self._account.end(self.outcome)
 
     # ------------------------------------------------------------------ admit, place, watch
 
@@ -171,7 +171,7 @@ class Relay:
             why_not=why_not_resumable(self._asked.fields, self._transcript, shown=self._client.started),
         )
         if decision.counted:
-            self._parts.metrics.resumes.labels(*decision.counted).inc()
+            self._parts.metrics.resumes.outcomes.labels(*decision.counted).inc()
         if decision.next is Next.SHOW:
             raise self._attempts.failure or failure
         if decision.next is Next.ANEW:
@@ -182,6 +182,7 @@ class Relay:
     async def _ride(self, instance: InstanceView) -> None:
         """The answer from this instance, and from those it moves on to. Returns when it is complete. Raises UpstreamFailed."""
         self._left, self._served_by = self._served_by, instance.id
+        self._account.serve(instance.report.models)
         patience_s = self._settings.attempt_timeout_s
         if instance.report.kind is InstanceKind.PASSIVE and not self._asked.fields.stream:  # nothing comes before the whole answer
             patience_s = self._settings.answer_timeout_s

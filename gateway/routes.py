@@ -25,6 +25,9 @@ from gateway.request_log import RequestEntry
 RELAYED_PATHS = ("/v1/chat/completions", "/v1/completions")
 """Requests that are relayed, and can be moved."""
 
+METRICS_AGE_S = 0.5
+"""What the instances that /metrics tells of may have changed since they were looked at."""
+
 PARTING_S = 0.5
 """What a client that does not read gets, at most, to take the last word of a gateway that stops."""
 
@@ -45,8 +48,8 @@ class Exchange(Protocol):
     async def serve(self) -> None:
         """To its end."""
 
-    def entry(self) -> RequestEntry | None:
-        """What the request log gets, if anything."""
+    def end(self) -> RequestEntry | None:
+        """It is over; answers what the request log gets, if anything."""
 
 
 class Endpoint:
@@ -81,7 +84,7 @@ class Endpoint:
             parts.metrics.requests.labels(exchange.tier, exchange.outcome).inc()
             parts.metrics.duration_s.labels(exchange.tier).observe(parts.clock() - arrived_s)
             await caller.settle(exchange.used_tokens)
-            entry = exchange.entry()
+            entry = exchange.end()
             if entry is not None:
                 parts.request_log.write(entry)
 
@@ -145,7 +148,10 @@ async def show_health(request: Request) -> JSONResponse:
 @router.get("/metrics")
 async def show_metrics(request: Request) -> Response:
     """For Prometheus."""
-    return Response(composition_of(request.scope).metrics.render(), media_type=CONTENT_TYPE)
+    parts = composition_of(request.scope)
+    cluster = await parts.ledger.view(METRICS_AGE_S)
+    parts.metrics.forget_others({view.id for view in cluster.instances})
+    return Response(parts.metrics.render(), media_type=CONTENT_TYPE)
 
 
 def _model_cards(cluster: ClusterView, parts: Composition) -> list[dict[str, object]]:

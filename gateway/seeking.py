@@ -30,7 +30,7 @@ async def seek(parts: Composition, place: Place, asked: Asked, attempts: Attempt
             if attempts.resuming is None:
                 raise attempts.failure from None
             if parts.clock() - attempts.failed_at_s >= settings.resume_wait_s:
-                parts.metrics.resumes.labels("failed", "no_instance").inc()
+                parts.metrics.resumes.outcomes.labels("failed", "no_instance").inc()
                 raise attempts.failure from None
         await asyncio.sleep(CHOOSE_AGAIN_S)
 

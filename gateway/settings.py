@@ -58,6 +58,12 @@ class GatewaySettings(BaseSettings):
     max_streams: int = Field(
         default=0, ge=0, description="Requests served at the same time by one gateway, at most; then 503. 0: no limit."
     )
+    prometheus_dir: str | None = Field(
+        default=None,
+        validation_alias="PROMETHEUS_MULTIPROC_DIR",
+        description="Directory in which the gateways of this machine add up their metrics, as prometheus-client does; it must exist, and "
+        "be empty at the start. Unset: each tells its own.",
+    )
 
     max_body_bytes: int = Field(default=64 * 2**20, gt=0, description="Bytes of a request body, at most; more is answered 413.")
     max_answer_bytes: int = Field(
@@ -110,6 +116,9 @@ class GatewaySettings(BaseSettings):
         default=1.5,
         gt=0,
         description="Seconds after which another gateway may take over the moving from one that died; renewed at least at a third of it.",
+    )
+    rebalance_cool_down_s: float = Field(
+        default=1.0, ge=0, description="Seconds a request stays, at least, once it has moved; a policy's own cool-down may be longer."
     )
     rebalance_timeout_s: float = Field(
         default=1.0, gt=0, description="Seconds an instance may take to say which of its requests it would give away."

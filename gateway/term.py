@@ -51,7 +51,11 @@ class Office:
         """Take the lease whenever it is free, and prolong it, for ever; give it back on leaving."""
         try:
             while True:
-                await self.hold()
+                try:
+                    await self.hold()
+                except Exception:  # the root of a task; what cannot be asked for is not held
+                    log.exception("asking for the lease of the %s failed", self._name)
+                    self.resign()
                 await asyncio.sleep(self._ttl_s / RENEWALS)
         finally:
             await self.leave()

@@ -103,14 +103,20 @@ class Cluster:
 
     def to_line(self, job: Job) -> None:
         """It waits for an instance (again). Its place is that of its arrival."""
-        old = job.engine_request
-        job.engine_request = EngineRequest(
-            old.prompt_tokens, old.max_output_tokens, old.priority, old.tier, output_tokens=old.output_tokens
-        )
-        job.engine_request.preemptions = old.preemptions
+        old = _begin_anew(job)
         job.waiting = Waiting(job.waiting.view, old.prompt_tokens + old.output_tokens, job.waiting.arrived_s)
         job.place = None
         insort(self.line, job, key=_order)
+
+    def requeue(self, job: Job, source: Instance, destination: Instance) -> None:
+        """A waiting job goes from one queue to the other."""
+        source.count(job, -1)
+        source.remove(job)
+        _begin_anew(job)
+        job.place = destination.id
+        destination.count(job, 1)
+        destination.add(job)
+        self.changed()
 
     # -- Watcher
 
@@ -197,3 +203,11 @@ class Cluster:
         """Only while requests still come."""
         if self.loop.now_s <= self.jobs[-1].arrival.arrival_s:
             self.fragmentations.append(fragmentation(self.view(), [job.waiting.tokens for job in self.line[: len(self.instances)]]))
+
+
+def _begin_anew(job: Job) -> EngineRequest:
+    """It holds nothing any more; answers what it was to its last engine."""
+    old = job.engine_request
+    job.engine_request = EngineRequest(old.prompt_tokens, old.max_output_tokens, old.priority, old.tier, output_tokens=old.output_tokens)
+    job.engine_request.preemptions = old.preemptions
+    return old

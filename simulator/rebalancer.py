@@ -4,9 +4,10 @@ from typing import Protocol
 
 from backend.engine.request import RequestState
 from gateway.policy.config import Policy
+from gateway.policy.decision import pair_up
 from gateway.policy.load import standing
 from gateway.policy.question import offer_question, pair_question
-from gateway.policy.rebalance import Pair
+from gateway.policy.rebalance import Pair, Reason
 from gateway.policy.view import ClusterView
 from migration.choice import Movable
 from migration.leg import InstanceId, RequestId
@@ -31,6 +32,9 @@ class Stage(Protocol):
     def changed(self) -> None:
         """Memory may have been freed."""
 
+    def requeue(self, job: Job, source: Instance, destination: Instance) -> None:
+        """A waiting job goes from one queue to the other."""
+
 
 class Rebalancer:
     """One migration out and one in per instance, at most."""
@@ -48,11 +52,9 @@ class Rebalancer:
 
     def tick(self) -> None:
         """One round of pairing, then of prices."""
-        cluster = self._stage.view()
-        if self._moves.pairing is not None:
-            self._pairs = {pair.source: pair for pair in self._moves.pairing.pairs(cluster)}
-            for pair in tuple(self._pairs.values()):
-                self._work_on(pair)
+        self._pairs = {pair.source: pair for pair in pair_up(self._moves, self._stage.view())}
+        for pair in tuple(self._pairs.values()):
+            self._work_on(pair)
         if self._moves.price is not None:
             self._trade()
 
@@ -70,6 +72,10 @@ class Rebalancer:
         question = pair_question(
             pair, standing(source.view(), tiers), standing(destination.view(), tiers), tiers, ranked=self._policy.ranked
         )
+        if pair.reason is Reason.QUEUE:
+            for move in choose(question, self._waiting(source)):
+                self._stage.requeue(self._find(move.request, source), source, destination)
+            return
         for move in choose(question, self._movable(source)):
             self._start(move.request, source, destination)
 
@@ -91,17 +97,26 @@ class Rebalancer:
 
     def _movable(self, source: Instance) -> list[Movable]:
         """What the source may give away: it decodes, and has not come just now."""
-        tiers, ranked = self._policy.tiers, self._policy.ranked
         settled_s = self._loop.now_s - self._moves.cool_down_s
-        weights = {tier.name: (tier.rank if ranked else 0, tier.weight) for tier in tiers.tiers}
+        weights = self._weights()
         return [
             Movable(job.id, *weights[request.tier], request.tokens)
             for request, job in source.jobs.items()
             if request.state is RequestState.RUNNING and request.decoding and job.moved_s <= settled_s
         ]
 
+    def _waiting(self, source: Instance) -> list[Movable]:
+        weights = self._weights()
+        return [Movable(job.id, *weights[job.engine_request.tier], job.engine_request.tokens) for job in source.waiting_jobs()]
+
+    def _weights(self) -> dict[str, tuple[int, float]]:
+        return {tier.name: (tier.rank if self._policy.ranked else 0, tier.weight) for tier in self._policy.tiers.tiers}
+
+    def _find(self, request: RequestId, source: Instance) -> Job:
+        return next(job for job in source.jobs.values() if job.id == request)
+
     def _start(self, request: RequestId, source: Instance, destination: Instance) -> None:
-        job = next(job for job in source.jobs.values() if job.id == request)
+        job = self._find(request, source)
         transfer = Transfer(job, source, destination, self._loop, self._cost, self._ended)
         if transfer.is_under_way:
             self._transfers[source.id] = transfer
@@ -120,6 +135,5 @@ class Rebalancer:
             self._work_on(pair)
 
     def _still_holds(self, pair: Pair) -> bool:
-        pairing = self._moves.pairing
         views = tuple(self._stage.instances[name].view() for name in (pair.source, pair.destination))
-        return pairing is not None and bool(pairing.pairs(ClusterView(views)))
+        return any((each.source, each.reason) == (pair.source, pair.reason) for each in pair_up(self._moves, ClusterView(views)))

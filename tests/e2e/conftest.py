@@ -15,7 +15,7 @@ from tests.e2e.fleet import Fleet, open_fleet
 BLOCK_TOKENS = 32
 COPIED_BLOCKS_PER_S = 25
 """Slow enough for a copy to be hit: 800 tokens take a second."""
-GATEWAY = {"MIDSTREAM_CLAIM_TTL_S": "3"}
+GATEWAY = {"MIDSTREAM_CLAIM_TTL_S": "3", "MIDSTREAM_REBALANCE": "false"}
 FLAGS = [
     *("--enforce-eager", "--max-model-len", "1024", "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "128"),
     *("--max-num-seqs", "8", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
