@@ -88,6 +88,7 @@ class Downstream:
         if self.started:
             await self.finish(error.events())
         else:
+            self.ours += error.ours
             await self.answer(error.status, error.headers(), error.body())
 
     async def _send_head(self, status: int, headers: RawHeaders) -> None:

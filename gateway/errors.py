@@ -66,6 +66,11 @@ class GatewayError(Exception):
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
         return headers
 
+    @property
+    def ours(self) -> RawHeaders:
+        """Headers of the answer that begin with `x-midstream-`."""
+        return ()
+
     def events(self) -> bytes:
         """How the error ends a stream that has begun."""
         return b"data: " + self.body() + b"\n\ndata: [DONE]\n\n"
@@ -144,8 +149,9 @@ class Refused(GatewayError):
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
-    def headers(self) -> RawHeaders:
-        return [*super().headers(), (b"x-midstream-reason", self.code.encode())]
+    @property
+    def ours(self) -> RawHeaders:
+        return ((b"x-midstream-reason", self.code.encode()),)
 
 
 class QueueFull(Refused):
