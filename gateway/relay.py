@@ -17,6 +17,7 @@ from enum import Enum, auto
 from starlette.types import Scope
 
 from gateway.attachment import Attachment
+from gateway.attainment import Attainment
 from gateway.composition import Composition
 from gateway.control import Answer, Control, ControlError, Head, Kept, Lost, Moved, Moving, parse_control
 from gateway.downstream import Downstream
@@ -77,7 +78,7 @@ class Relay:
         self._event_at_s = self._arrived_s
         self._gap_leg: Leg | None = None
         self._left: InstanceId | None = None
-        self._first_token_s: float | None = None
+        self._attainment = Attainment(parts.metrics, self._arrived_s)
         self.tier = parts.policy.tiers.default
         self.outcome = "failed"
 
@@ -294,23 +295,10 @@ class Relay:
             self._gap_leg = None
         if self._transcript.tokens > 0 and self._deadline.when() is not None:
             self._deadline.reschedule(None)
-        if self._transcript.tokens > 0 and self._first_token_s is None:
-            self._note_first_token(now_s)
+        if self._transcript.tokens > 0 and self._attainment.note_token(self._choice.tier, now_s) and self._place.ahead:
+            self._tasks.create_task(self._parts.ledger.started(self._place))
         self._event_at_s = now_s
         return True
-
-    def _note_first_token(self, now_s: float) -> None:
-        self._first_token_s = now_s
-        self._parts.metrics.note_objective(self.tier, "ttft", now_s - self._arrived_s, self._choice.tier.ttft_objective_s)
-        if self._place.ahead:
-            self._tasks.create_task(self._parts.ledger.started(self._place))
-
-    def _note_complete(self) -> None:
-        tokens = self._transcript.tokens
-        self._parts.line.note_answer(tokens)
-        if self._first_token_s is not None and tokens > 1:
-            tpot_s = (self._parts.clock() - self._first_token_s) / (tokens - 1)
-            self._parts.metrics.note_objective(self.tier, "tpot", tpot_s, self._choice.tier.tpot_objective_s)
 
     def _obey(self, control: Control) -> Turn | None:
         """React to a control event, without waiting. Raises UpstreamBroken if it leaves nothing to go on with."""
@@ -386,7 +374,8 @@ class Relay:
     async def _close(self, response: UpstreamResponse) -> Turn:
         """The client has everything: let the instance end its stream in good order, and end the client's."""
         self.outcome = "ok"
-        self._note_complete()
+        self._attainment.note_end(self._choice.tier, self._transcript.tokens, self._parts.clock())
+        self._parts.line.note_answer(self._transcript.tokens)
         try:
             async with asyncio.timeout(TAIL_S):
                 while await response.read():

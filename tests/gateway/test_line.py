@@ -71,7 +71,7 @@ class Scene:
         await self.store.publish(replace(report(name, backend.url), max_batch=slots, **fields), ttl_s=1000)
         return held
 
-    def ask(self, name: str, tier: str = "normal", gateway: int = 0, **fields: object) -> "asyncio.Task[httpx.Response]":
+    def ask(self, name: str, tier: str = "normal", gateway: int = 0, **fields: Any) -> "asyncio.Task[httpx.Response]":
         headers = {"x-request-id": name, "priority": tier}
         return self.tasks.create_task(self.gateways[gateway].ask(headers=headers, **fields))
 
@@ -115,6 +115,17 @@ async def test_who_finds_no_room_waits_and_is_told_how_long(store: InstanceStore
         assert await scene.gateways[0].metric('midstream_gateway_queue_length{tier="normal"} 0.0')
         assert await scene.gateways[0].metric('midstream_gateway_queued_seconds_count{tier="normal"} 1.0')
         assert await scene.gateways[0].metric('midstream_gateway_objectives_total{objective="ttft",outcome="met",tier="normal"} 2.0')
+
+
+async def test_the_tier_of_the_body_travels_on() -> None:
+    async with open_scene(MemoryStore(time.monotonic)) as scene:
+        slots = await scene.instance()
+        asked = scene.tasks.create_task(scene.gateways[0].ask(headers={"x-request-id": "r"}, service_tier="flex"))
+        await slots.go("r")
+        assert (await asked).headers["x-midstream-tier"] == "batch"
+        seen = slots.backend.seen[0].headers
+        assert (seen["x-midstream-tier"], seen["x-midstream-rank"]) == ("batch", "2")
+        assert await scene.gateways[0].metric('midstream_gateway_objectives_total{objective="tpot",outcome="met",tier="batch"} 1.0')
 
 
 async def test_the_order_holds_across_gateways(store: InstanceStore) -> None:
