@@ -199,14 +199,11 @@ class RateLimited(GatewayError):
 
 
 class Refused(GatewayError):
-    """There is too much to do. Says in a header why, and when it is worth trying again."""
+    """There is too much to do. Says when it is worth trying again."""
 
     def __init__(self, message: str, *, retry_after_s: int) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-
-    def headers(self) -> RawHeaders:
-        return [*super().headers(), (b"x-midstream-reason", self.code.encode())]
 
 
 class QueueFull(Refused):

@@ -152,11 +152,9 @@ class RedisLine:
 
     async def join(self, ticket: Ticket, limits: LineLimits, ttl_s: float) -> bool:
         text = json.dumps([ticket.line, ticket.gateway, ticket.tier, ticket.rank, ticket.tokens, ticket.excluded])
-        of_tier = "" if limits.of_tier is None else limits.of_tier
-        shed: tuple[str | int, ...] = (whole_ms(SHED_TTL_S), *limits.shed_first)
-        joined = await self._join(
-            ticket.request, ticket.line, ticket.tier, ticket.rank, text, whole_ms(ttl_s), of_tier, limits.of_line, *shed
-        )
+        place = (ticket.request, ticket.line, ticket.tier, ticket.rank, text, whole_ms(ttl_s))
+        bounds = ("" if limits.of_tier is None else limits.of_tier, limits.of_line, whole_ms(SHED_TTL_S))
+        joined = await self._join(*place, *bounds, *limits.shed_first)
         return joined == 1
 
     async def leave(self, request: RequestId) -> bool:
