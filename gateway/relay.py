@@ -194,6 +194,7 @@ class Relay:
     async def _ride(self, instance: InstanceView) -> None:
         """The answer from this instance, and from those it moves on to. Returns when it is complete. Raises UpstreamFailed."""
         self._left, self._served_by = self._served_by, instance.id
+        self._attempts.ask(instance)
         try:
             async with asyncio.timeout(self._settings.attempt_timeout_s) as self._patience, AsyncExitStack() as legs:
                 with self._attendant.listening(instance.id, self._lose_patience):
