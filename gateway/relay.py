@@ -80,7 +80,7 @@ class Relay:
         self._attachment: Attachment | None = None
         self._event_at_s = self._arrived_s
         self._gap_leg: Leg | None = None
-        self._left = InstanceId("")
+        self._shown_by = InstanceId("")
         self.tier, self._tier_note = read_tier(find_header(self._raw_headers, b"priority"))
         self.outcome = "failed"
         self._attendant = Attendant(client, parts.ledger, parts.settings, parts.clock, self.tier)
@@ -193,7 +193,7 @@ class Relay:
 
     async def _ride(self, instance: InstanceView) -> None:
         """The answer from this instance, and from those it moves on to. Returns when it is complete. Raises UpstreamFailed."""
-        self._left, self._served_by = self._served_by, instance.id
+        self._served_by = instance.id
         self._attempts.ask(instance)
         try:
             async with asyncio.timeout(self._settings.attempt_timeout_s) as self._patience, AsyncExitStack() as legs:
@@ -220,7 +220,8 @@ class Relay:
         return await self._parts.upstream.resume(url, resume_order(leg, self.tier, self._target, headers, self._body, self._transcript))
 
     def _lose_patience(self) -> None:
-        self._patience.reschedule(asyncio.get_running_loop().time())
+        if not self._patience.expired():
+            self._patience.reschedule(asyncio.get_running_loop().time())
 
     async def _pass_whole(self, response: UpstreamResponse) -> None:
         """An answer that is not a stream, verbatim. Raises UpstreamRefused for a 5xx."""
@@ -309,7 +310,7 @@ class Relay:
             self._memory.cover(0)
         if self._transcript.tokens > 0 and self._deadline.when() is not None:
             self._deadline.reschedule(None)
-        self._event_at_s = self._parts.clock()
+        self._event_at_s, self._shown_by = self._parts.clock(), self._served_by
         return True
 
     def _obey(self, control: Control) -> Turn | None:
@@ -341,7 +342,7 @@ class Relay:
         if attachment is None:
             raise UpstreamBroken("The request moved to an instance that was not announced.")
         response = await attachment.take(self._settings.attach_timeout_s)
-        self._left, self._served_by = self._served_by, attachment.instance
+        self._served_by = attachment.instance
         self._attachment = None
         self._attempts.epoch = attachment.leg.epoch
         self._transcript.rejoin()
@@ -354,7 +355,7 @@ class Relay:
         """The client's stream goes on at another instance: it moved there, or was resumed there."""
         if self._gap_leg is not None:
             gap_s = self._parts.clock() - self._event_at_s
-            telling = tell_joint(self._parts, self._gap_leg, self._left, self._served_by, gap_s, self._attempts.joined())
+            telling = tell_joint(self._parts, self._gap_leg, self._shown_by, self._served_by, gap_s, self._attempts.joined())
             self._tasks.create_task(telling)
             self._gap_leg = None
 
@@ -378,9 +379,11 @@ class Relay:
         await self._client.start(head.status, head.headers)
 
     async def _answer(self, answer: Answer) -> Turn:
-        """The whole answer of a request that does not stream."""
+        """The whole answer of a request that does not stream. Raises UpstreamRefused for a 5xx."""
         if self._client.started:
             raise UpstreamBroken("The instance sent a second answer.")
+        if answer.status >= 500:
+            raise UpstreamRefused(answer.status, answer.headers, answer.body)
         self._transcript.complete = True
         self._note_joint()
         self._begin()

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -195,8 +196,17 @@ async def test_an_answer_that_streams_nothing_is_resumed(rig: Rig) -> None:
     await rig.quiet()
 
 
+async def test_an_engine_that_fails_in_the_middle_of_an_answer_that_streams_nothing(rig: Rig) -> None:
+    first, second = await rig.add("a"), await rig.add("b", running=5)
+    first.script = tells(*progress((7, 8)), answer_event(b'{"error":{"message":"engine dead"}}', 500))
+    second.others[RESUME] = tells(*progress((7, 8, 9)), answer_event(b'{"x":1}'))
+    assert (await rig.ask(stream=False)).content == b'{"x":1}'
+    assert await rig.metric('midstream_gateway_resumes_total{outcome="resumed",reason="instance_refused"} 1.0')
+    await rig.quiet()
+
+
 @pytest.mark.parametrize(("fields", "reason"), [({"logprobs": True}, "logprobs"), ({"n": 2}, "n")])
-async def test_an_answer_that_streams_nothing_and_cannot_be_resumed_begins_anew(rig: Rig, fields: dict[str, object], reason: str) -> None:
+async def test_an_answer_that_streams_nothing_and_cannot_be_resumed_begins_anew(rig: Rig, fields: dict[str, Any], reason: str) -> None:
     first, second = await rig.add("a"), await rig.add("b", running=5)
     first.script = dies(*progress((7, 8)))
     second.script = tells(*progress((7, 8, 9)), answer_event(b'{"x":1}'))
@@ -224,7 +234,7 @@ async def no_cursor(exchange: Exchange) -> None:
     ],
 )
 async def test_a_stream_that_cannot_be_resumed_ends_honestly(
-    settings: dict[str, int], fields: dict[str, object], script: Script, reason: str
+    settings: dict[str, Any], fields: dict[str, Any], script: Script, reason: str
 ) -> None:
     async with make_rig(**settings) as rig:
         first, second = await rig.add("a"), await rig.add("b", running=5)

@@ -92,10 +92,13 @@ class PeerMail:
             if not cut.is_set():
                 await send(message)
 
+        async def hear() -> Message:
+            return await receive()
+
         async def receive_until_cut() -> Message:
             async with asyncio.TaskGroup() as group:
                 gone = group.create_task(cut.wait())
-                message = group.create_task(receive())
+                message = group.create_task(hear())
                 await asyncio.wait([gone, message], return_when=asyncio.FIRST_COMPLETED)
                 gone.cancel()
                 message.cancel()

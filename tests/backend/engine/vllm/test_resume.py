@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="the light environment has no vllm")
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning"),  # vLLM reads its own deprecated field
 ]
 
