@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from gateway.errors import UpstreamFailed
-from gateway.policy.view import ClusterView
+from gateway.policy.view import ClusterView, InstanceView
 from gateway.resuming import can_take_over, next_epoch
 from migration.leg import InstanceId
 
@@ -34,6 +34,7 @@ class Attempts:
     def __init__(self, max_attempts: int, max_resumes: int) -> None:
         self._max_attempts = max_attempts
         self._max_resumes = max_resumes
+        self._asked: dict[InstanceId, str] = {}
         self._tried: dict[InstanceId, str] = {}
         self._fruitless = 0
         self._resumes = 0
@@ -51,10 +52,14 @@ class Attempts:
         unfit = {view.id for view in cluster.instances if self.resuming is not None and not can_take_over(view)}
         return frozenset(failed | unfit)
 
+    def ask(self, instance: InstanceView) -> None:
+        """That instance is about to be asked."""
+        self._asked[instance.id] = instance.report.incarnation
+
     def blame(self, instance: InstanceId, cluster: ClusterView) -> None:
-        """That instance has failed the request."""
+        """That instance has failed the request, in the incarnation that was asked; if it moved there, in the one that is known now."""
         view = cluster.find(instance)
-        self._tried[instance] = view.report.incarnation if view is not None else ""
+        self._tried[instance] = self._asked.get(instance) or (view.report.incarnation if view is not None else "")
 
     def decide(self, failure: UpstreamFailed, now_s: float, *, shown: bool, tokens: int, why_not: str | None) -> Decision:
         """What a failure means. `shown`: the client has seen bytes; `why_not`: what keeps the request from being resumed."""

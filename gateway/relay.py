@@ -79,7 +79,7 @@ class Relay:
         self._account = Account(parts.metrics, parts.clock)
         self._event_at_s = self._account.arrived_s
         self._gap_leg: Leg | None = None
-        self._left = InstanceId("")
+        self._shown_by = InstanceId("")
         self.tier = parts.policy.tiers.default
         self.outcome = "failed"
 
@@ -181,7 +181,8 @@ class Relay:
 
     async def _ride(self, instance: InstanceView) -> None:
         """The answer from this instance, and from those it moves on to. Returns when it is complete. Raises UpstreamFailed."""
-        self._left, self._served_by = self._served_by, instance.id
+        self._served_by = instance.id
+        self._attempts.ask(instance)
         self._account.serve(instance.report.models)
         patience_s = self._settings.attempt_timeout_s
         if instance.report.kind is InstanceKind.PASSIVE and not self._asked.fields.stream:  # nothing comes before the whole answer
@@ -214,7 +215,8 @@ class Relay:
         return await self._parts.upstream.resume(url, order)
 
     def _lose_patience(self) -> None:
-        self._patience.reschedule(asyncio.get_running_loop().time())
+        if not self._patience.expired():
+            self._patience.reschedule(asyncio.get_running_loop().time())
 
     async def _pass_whole(self, response: UpstreamResponse) -> None:
         """An answer that is not a stream, verbatim. Raises UpstreamRefused for a 5xx."""
@@ -306,6 +308,7 @@ class Relay:
         self._event_at_s = self._parts.clock()
         if self._account.relay(self._transcript.tokens, self._event_at_s, self._served_by) and self._place.ahead:
             self._tasks.create_task(self._parts.ledger.started(self._place))
+        self._shown_by = self._served_by
         return True
 
     def _obey(self, control: Control) -> Turn | None:
@@ -337,7 +340,7 @@ class Relay:
         if attachment is None:
             raise UpstreamBroken("The request moved to an instance that was not announced.")
         response = await attachment.take(self._settings.attach_timeout_s)
-        self._left, self._served_by = self._served_by, attachment.instance
+        self._served_by = attachment.instance
         self._attachment = None
         self._attempts.epoch = attachment.leg.epoch
         self._transcript.rejoin()
@@ -350,7 +353,7 @@ class Relay:
         """The client's stream goes on at another instance: it moved there, or was resumed there."""
         if self._gap_leg is not None:
             gap_s = self._parts.clock() - self._event_at_s
-            telling = tell_joint(self._parts, self._gap_leg, self._left, self._served_by, gap_s, self._attempts.joined())
+            telling = tell_joint(self._parts, self._gap_leg, self._shown_by, self._served_by, gap_s, self._attempts.joined())
             self._tasks.create_task(telling)
             self._gap_leg = None
 
@@ -375,9 +378,11 @@ class Relay:
         await self._client.start(head.status, head.headers)
 
     async def _answer(self, answer: Answer) -> Turn:
-        """The whole answer of a request that does not stream."""
+        """The whole answer of a request that does not stream. Raises UpstreamRefused for a 5xx."""
         if self._client.started:
             raise UpstreamBroken("The instance sent a second answer.")
+        if answer.status >= 500:
+            raise UpstreamRefused(answer.status, answer.headers, answer.body)
         self._transcript.complete = True
         self._note_joint()
         self._begin()

@@ -95,7 +95,7 @@ class MigrationSession:
                     self._blame = RESULT_OF[event], self._reason or event
                 state, action = source_step(state, event)
             self._source.release_order()
-            outcome = await self._finish(state, event)
+            outcome = await self._finish(state, event, has_ended=ended.done())
             ended.cancel()
             abandoned.cancel()
         return outcome
@@ -138,8 +138,11 @@ class MigrationSession:
         self._reason = reason
         return event
 
-    async def _finish(self, state: SourceState, event: SourceEvent) -> MigrationOutcome:
+    async def _finish(self, state: SourceState, event: SourceEvent, *, has_ended: bool) -> MigrationOutcome:
         result, reason = self._blame or (MigrationResult.FAILED, "internal")
+        if (result, reason) == (MigrationResult.REFUSED, "dropped") and has_ended:
+            # The gateway hung up on both sides, and the destination heard it first.
+            result, reason = MigrationResult.ENDED, RequestEnded.reason
         if state is SourceState.MOVED:
             await self._source.hand_over()
             result, reason = MigrationResult.MOVED, ""

@@ -81,6 +81,8 @@ class Flight:
     """Ids of the engine's own requests made for this HTTP request. More than one means it cannot move."""
     unmovable: str | None = None
     """Why this request cannot be moved: a snake_case word, or None."""
+    failed: bool = False
+    """The engine, not the request, is at fault: what its server says from now on is not for the client."""
     prompt_tokens: int = 0
     created: int | None = None
     shell: asyncio.Event = field(default_factory=asyncio.Event)

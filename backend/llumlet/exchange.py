@@ -148,6 +148,8 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
+        if self.flight.failed and self._started and not self._finished:
+            self._over.set()  # left without an end, so that the gateway goes on elsewhere
         if self._gone.is_set() or self._over.is_set() or self._finished:
             await asyncio.sleep(0)  # a handler with much to say must not keep others from running
             return

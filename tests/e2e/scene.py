@@ -78,6 +78,11 @@ class Scene:
         arriving = here.get("state") == "moving" and there.get("state") == "arriving"
         return bool(arriving and load["free_tokens"] < self.destination.free_tokens)
 
+    async def is_resumed(self) -> bool:
+        """The request goes on at the other instance."""
+        row = await self.destination.find(self.answer.request)
+        return row.get("state") == "decoding" and int(row["epoch"]) >= 1000
+
     async def _is_owned_there(self) -> bool:
         return (await self.destination.find(self.answer.request)).get("state") in ("decoding", "waiting")
 

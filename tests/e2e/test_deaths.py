@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from deploy.up import Model, UpOptions
 from tests.e2e.answers import Answer, assert_honest, assert_same
-from tests.e2e.fleet import Backend, Fleet, open_fleet, until
+from tests.e2e.fleet import SETTLED_WITHIN_S, Backend, Fleet, open_fleet, until
 from tests.e2e.scene import Scene, moving, repeated_if_missed, running
 
 pytestmark = [pytest.mark.deaths, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
@@ -46,7 +46,9 @@ BACKENDS = {
 GATEWAY = {
     "MIDSTREAM_REBALANCE": "false",
     "MIDSTREAM_CLAIM_TTL_S": "2",
-    "MIDSTREAM_IDLE_TIMEOUT_S": "8",
+    "MIDSTREAM_IDLE_TIMEOUT_S": "60",
+    "MIDSTREAM_HANG_TIMEOUT_S": "1",
+    "MIDSTREAM_RESUME_WAIT_S": "30",
     "MIDSTREAM_STORE_TIMEOUT_S": "0.5",
     "MIDSTREAM_STORE_RETRY_S": "0.2",
     "MIDSTREAM_SWITCH_WAIT_S": "0.5",
@@ -126,14 +128,14 @@ def assert_failed(outcome: dict[str, Any], *reasons: str) -> None:
 @pytest.mark.parametrize("mode", ["live", "stop_copy"])
 @repeated_if_missed
 async def test_the_source_dies_while_it_copies(stage: Stage, mode: str) -> None:
-    """Running or frozen, it takes the request with it: nobody else has all of it. The destination sees the copy break off and drops it."""
+    """Running or frozen, it takes the request with it. The destination drops what was copied, and the request is resumed there."""
     async with stage.moving(mode) as scene:
         await (scene.copying() if mode == "live" else scene.frozen())
         await scene.source.part.kill()
         outcome = await scene.outcome()
     assert outcome["status"] == 502
     assert outcome["error"]["code"] in ("instance_lost", "instance_unreachable")
-    assert_honest(scene.answer, stage.unmoved)
+    assert_same(scene.answer, stage.unmoved)
     await stage.assert_nothing_left()
 
 
@@ -163,7 +165,38 @@ async def test_the_source_dies_after_the_move(stage: Stage) -> None:
 async def test_the_owner_dies(stage: Stage) -> None:
     async with stage.running() as scene:
         await scene.source.part.kill()
+    assert_same(scene.answer, stage.unmoved)
+    await stage.assert_nothing_left()
+
+
+@repeated_if_missed
+async def test_one_owner_dies_after_the_other(stage: Stage) -> None:
+    """Nobody is left, until the first is started anew: the answer waits for it."""
+    async with stage.running() as scene:
+        await scene.source.part.kill()
+        await until(scene.is_resumed, SETTLED_WITHIN_S)
+        await scene.destination.part.kill()
+        await scene.source.part.start()
+    assert_same(scene.answer, stage.unmoved)
+    await stage.assert_nothing_left()
+
+
+@repeated_if_missed
+async def test_nobody_is_left(stage: Stage) -> None:
+    """The end is honest, after some time."""
+    async with stage.running() as scene:
+        await scene.source.part.kill()
+        await scene.destination.part.kill()
     assert_honest(scene.answer, stage.unmoved)
+
+
+@repeated_if_missed
+async def test_the_owner_hangs(stage: Stage) -> None:
+    """Its connection stays open; its silence and its missing reports give it away. Once it is back, it holds nothing."""
+    async with stage.running() as scene:
+        with scene.source.part.hanging():
+            await scene.reading
+    assert_same(scene.answer, stage.unmoved)
     await stage.assert_nothing_left()
 
 
@@ -187,7 +220,7 @@ async def test_the_new_owner_dies(stage: Stage) -> None:
     async with stage.moving() as scene:
         assert (await scene.outcome())["outcome"] == "moved"
         await scene.destination.part.kill()
-    assert_honest(scene.answer, stage.unmoved)
+    assert_same(scene.answer, stage.unmoved)
     await stage.assert_nothing_left()
 
 
@@ -227,7 +260,7 @@ async def test_the_destination_hangs_at_the_hand_over_for_too_long(stage: Stage)
             assert (await scene.outcome())["result"] == "lost"
             await scene.reading
         await assert_free_soon(scene.source, scene.destination)
-    assert_honest(scene.answer, stage.unmoved)
+    assert_same(scene.answer, stage.unmoved)
     await stage.assert_nothing_left()
 
 

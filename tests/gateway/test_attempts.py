@@ -74,6 +74,9 @@ def test_epochs_only_rise_and_leave_those_of_moves_behind() -> None:
 
 def test_an_instance_that_failed_is_not_asked_again_unless_it_was_started_anew() -> None:
     attempts = Attempts(3, 8)
-    attempts.blame(InstanceId("a"), cluster(a="1", b="1"))
+    attempts.ask(cluster(a="1").instances[0])
+    attempts.blame(InstanceId("a"), cluster(a="2", b="1"))
     assert attempts.excluded(cluster(a="1", b="1")) == {"a"}
     assert attempts.excluded(cluster(a="2", b="1")) == set()
+    attempts.blame(InstanceId("b"), cluster(a="2", b="1"))  # the request had moved there
+    assert attempts.excluded(cluster(a="2", b="1")) == {"b"}

@@ -242,6 +242,20 @@ async def test_older_attempt_makes_room_for_the_newer(peer: Peer) -> None:
     assert stale[0].reason == "stale_epoch"
 
 
+async def test_a_request_that_goes_on_here_by_another_way_leaves_no_room_for_earlier_legs(peer: Peer) -> None:
+    assert await peer.say(PREPARE, RESERVE) == [Prepared(LEG, 0), Reserved(LEG, 1)]
+    superseding = asyncio.get_running_loop().create_task(peer.receptions.supersede(Leg(REQUEST, 1000)))
+    peer.send(1, 0, 2)
+    await superseding
+    assert peer.engine.discarded == [LEG]
+    assert peer.receptions.arriving == 0
+    (refused, late) = await peer.say(COMMIT, replace(PREPARE, leg=Leg(REQUEST, 2)))
+    assert refused == Refusal(LEG, "dropped", "the leg is dropped here")
+    assert isinstance(late, Refusal)
+    assert late.reason == "stale_epoch"
+    await peer.released()
+
+
 async def test_shell_that_ends_drops_the_reservation(peer: Peer) -> None:
     await peer.say(PREPARE)
     peer.engine.requests[LEG].ended.set()

@@ -345,6 +345,26 @@ async def test_client_that_leaves_while_the_destination_works(world: World, poin
     assert world.owners() in ([], [("b", NEW)])  # an owner already: its gateway, gone too, ends it
 
 
+@pytest.mark.parametrize("left", [True, False])
+async def test_client_that_leaves_is_heard_of_by_the_destination_first(world: World, left: bool) -> None:
+    """Its gateway hangs up on both sides: what the destination refuses then is no fault of anyone's."""
+    migration = world.migration()
+
+    def hang_up() -> None:
+        world.b.requests[NEW].ended.set()
+
+    def hear_of_it() -> None:
+        if left:
+            world.a.requests[OLD].ended.set()
+
+    world.a.gates.hooks["freeze"] = hang_up
+    world.a.gates.hooks["thaw"] = hear_of_it
+    outcome = await migration.run()
+    ended, refused = (MigrationResult.ENDED, "request_ended"), (MigrationResult.REFUSED, "dropped")
+    assert (outcome.result, outcome.reason) == (ended if left else refused)
+    await until(lambda: world.at_b.arriving == 0)
+
+
 @pytest.mark.parametrize("point", ["look", "wait_first_token", "send_blocks", "freeze"])
 async def test_request_that_finishes_ends_the_migration(world: World, point: str) -> None:
     migration = world.migration(0 if point == "wait_first_token" else 30, Phase.PREFILL if point == "wait_first_token" else Phase.DECODE)

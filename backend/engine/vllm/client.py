@@ -189,9 +189,13 @@ class MigratingLLM(AsyncLLM):
         except (asyncio.CancelledError, GeneratorExit):
             await self._abort(queue)
             raise
-        except (EngineDeadError, VLLMClientError, GracefulHTTPError):
+        except (VLLMClientError, GracefulHTTPError):
+            raise
+        except EngineDeadError:
+            flight.failed = True
             raise
         except Exception as error:
+            flight.failed = True
             await self._abort(queue)
             raise EngineGenerateError from error
         finally:

@@ -161,6 +161,19 @@ async def test_a_handler_that_fails_in_mid_stream_cuts_the_connection(backend: B
     assert reader.text == b"id: 0.0;\ndata: a\n\n"
 
 
+async def test_what_a_server_says_of_its_failed_engine_is_not_for_the_client(backend: Backend) -> None:
+    """vLLM ends the stream with an error event and [DONE]: the gateway would take it for the answer's end, and could not resume."""
+    backend.engine.feed(7)
+    async with backend.chat() as reader:
+        await reader.until(event("<7>"))
+        backend.engine.flights[LEG].failed = True
+        backend.engine.feed(b'data: {"error":{"message":"EngineDead"}}\n\n', None)
+        with pytest.raises(httpx.RemoteProtocolError):
+            await reader.rest()
+    assert reader.text == b"id: 0.0;\n" + event("") + b"id: 1.0;7\n" + event("<7>")
+    await wait_until(lambda: backend.engine.closed == [LEG])
+
+
 async def test_a_request_that_streams_nothing_shows_progress_and_then_its_answer(backend: Backend) -> None:
     backend.engine.feed(7)
     async with backend.chat(CHAT_PLAIN) as reader:

@@ -37,6 +37,8 @@ BLOCK_TOKENS = 32
 MAX_MODEL_TOKENS = 1024
 CAPACITY_BLOCKS = 128
 QUIET_S = 20.0
+RESUME = "/midstream/resume"
+CURSOR = re.compile(rb"^id: (\d+)\.", re.MULTILINE)
 
 
 @dataclass(eq=False)
@@ -50,8 +52,13 @@ class PeerMail:
     """Message kind: an event that must be set before the message is handed on."""
     held: int = 0
     """Messages being held right now."""
+    cut_at: int | None = None
+    """The next answer that has so many tokens is cut off there, and its engine hears that its client has left."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and (scope["path"].startswith("/v1/") or scope["path"] == RESUME):
+            await self._answer(scope, receive, send)
+            return
         if scope["type"] != "http" or scope["path"] != "/midstream/messages":
             await self.app(scope, receive, send)
             return
@@ -72,6 +79,32 @@ class PeerMail:
             return next(sent, None) or await receive()
 
         await self.app(scope, replay, _refuse_to_send if lost else send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Uvicorn cuts the connection of an answer that was left unfinished."""
+        cut = asyncio.Event()
+
+        async def send_until_cut(message: Message) -> None:
+            cursors = CURSOR.findall(message.get("body", b""))
+            if self.cut_at is not None and any(int(tokens) >= self.cut_at for tokens in cursors):
+                self.cut_at = None
+                cut.set()
+            if not cut.is_set():
+                await send(message)
+
+        async def hear() -> Message:
+            return await receive()
+
+        async def receive_until_cut() -> Message:
+            async with asyncio.TaskGroup() as group:
+                gone = group.create_task(cut.wait())
+                message = group.create_task(hear())
+                await asyncio.wait([gone, message], return_when=asyncio.FIRST_COMPLETED)
+                gone.cancel()
+                message.cancel()
+            return {"type": "http.disconnect"} if message.cancelled() else message.result()
+
+        await self.app(scope, receive_until_cut, send_until_cut)
 
 
 async def _refuse_to_send(message: Message) -> None:

@@ -1,0 +1,136 @@
+"""Answers of real engines that are cut off in their middle, and go on at the other engine: the client gets what it would have got."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.backend.engine.vllm.fleet import Answer, Fleet
+
+pytest.importorskip("vllm", reason="the light environment has no vllm")
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning"),  # vLLM reads its own deprecated field
+]
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+QUESTION = [{"role": "user", "content": "Count slowly. " + "One, two, three. " * 12}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather somewhere",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 40}}, "required": ["city"]},
+    },
+}
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "horse",
+        "schema": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 60}, "age": {"type": "integer", "minimum": 0, "maximum": 40}},
+            "required": ["name", "age"],
+            "additionalProperties": False,
+        },
+    },
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "logprobs": {"logprobs": True, "top_logprobs": 3},
+    "seeded": {"temperature": 1.0, "seed": 17},
+    "seeded_filtered": {"temperature": 1.0, "seed": 17, "top_p": 0.95, "top_k": 40, "min_p": 0.01},
+    "penalties": {"temperature": 0.9, "seed": 4, "frequency_penalty": 0.5, "presence_penalty": 0.3, "repetition_penalty": 1.1},
+    "stop": {"stop": ["zzz-never"], "min_tokens": 50},
+    "tool_required": {"tools": [WEATHER], "tool_choice": "required", "temperature": 0.8, "seed": 2, "ignore_eos": False},
+    "tool_auto": {"tools": [WEATHER], "tool_choice": "auto", "temperature": 0.9, "seed": 5},
+    "schema": {"response_format": SCHEMA, "temperature": 0.9, "seed": 6, "ignore_eos": False},
+}
+
+
+def chat(stream: bool, **fields: Any) -> dict[str, Any]:
+    body = {"messages": QUESTION, "max_completion_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": stream, **fields}
+    return {**body, "stream_options": {"include_usage": True}} if stream else body
+
+
+async def both(fleet: Fleet, path: str, body: dict[str, Any], cut_at: int) -> tuple[Answer, Answer]:
+    """The answer nobody disturbs, and the one that is cut off at so many tokens."""
+    whole = await fleet.ask(path, body, at=fleet.a)
+    await fleet.settle()
+    fleet.a.mail.cut_at = cut_at
+    resumed = await fleet.ask(path, body, at=fleet.a)
+    assert fleet.a.mail.cut_at is None, "it was never cut"
+    await fleet.settle()
+    return whole, resumed
+
+
+async def resumes(fleet: Fleet) -> int:
+    text = (await fleet.client.get(f"{fleet.gateway}/metrics")).text
+    return sum(
+        int(float(line.split()[-1])) for line in text.splitlines() if line.startswith('midstream_gateway_resumes_total{outcome="resumed"')
+    )
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+@pytest.mark.parametrize("variant", VARIANTS)
+async def test_chat(fleet: Fleet, variant: str, stream: bool) -> None:
+    before = await resumes(fleet)
+    whole, resumed = await both(fleet, CHAT, chat(stream, **VARIANTS[variant]), cut_at=20)
+    assert (whole.status, resumed.status) == (200, 200), whole.body
+    assert resumed.comparable == whole.comparable
+    assert len(resumed.created) == 1
+    begun_anew = variant == "logprobs" and not stream
+    assert await resumes(fleet) - before == (0 if begun_anew else 1)
+
+
+@pytest.mark.parametrize("cut_at", [1, 2, 3, 59, 60])
+async def test_wherever_it_is_cut(fleet: Fleet, cut_at: int) -> None:
+    body = {"prompt": "The river " * 20, "max_tokens": 60, "temperature": 0.9, "seed": 1, "ignore_eos": True, "logprobs": 2, "stream": True}
+    whole, resumed = await both(fleet, COMPLETIONS, body, cut_at)
+    assert resumed.comparable == whole.comparable
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+async def test_known_tokens_that_are_all_of_them(fleet: Fleet, stream: bool) -> None:
+    """Given to the instance directly: the answer ends as it did, and its engine computes nothing."""
+    body = {"prompt": [500] * 40, "max_tokens": 30, "temperature": 0.9, "seed": 3, "ignore_eos": True, "stream": stream}
+    whole = await fleet.ask(COMPLETIONS, body, at=fleet.a)
+    fleet.a.mail.cut_at = 31 if stream else 30
+    if not stream:
+        resumed = await fleet.ask(COMPLETIONS, body, at=fleet.a)
+        assert json.loads(resumed.comparable) == json.loads(whole.comparable)
+    fleet.a.mail.cut_at = None
+    await fleet.settle()
+
+
+async def test_a_stop_string_between_known_and_fresh_tokens(fleet: Fleet) -> None:
+    """The text that is held back for a stop string is not lost, and found again where it is."""
+    body = {"prompt": [500] * 40, "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
+    text = (await fleet.ask(COMPLETIONS, body, at=fleet.a)).text
+    await fleet.settle()
+    middle = len(text) // 2
+    body["stop"] = [text[middle : middle + 12]]
+    for cut_at in (18, 24, 28):
+        whole = await fleet.ask(COMPLETIONS, body, at=fleet.a)
+        await fleet.settle()
+        fleet.a.mail.cut_at = cut_at
+        resumed = await fleet.ask(COMPLETIONS, body, at=fleet.a)
+        fleet.a.mail.cut_at = None
+        await fleet.settle()
+        assert resumed.comparable == whole.comparable
+
+
+async def test_a_resumed_stream_can_move(fleet: Fleet) -> None:
+    body = {"prompt": [501] * 40, "max_tokens": 300, "temperature": 0.9, "seed": 8, "ignore_eos": True, "stream": True, "logprobs": 1}
+    whole = await fleet.ask(COMPLETIONS, body, at=fleet.a)
+    await fleet.settle()
+    fleet.a.mail.cut_at = 20
+    moved = await fleet.ask(COMPLETIONS, body, at=fleet.a, move_at=(60,))
+    assert moved.outcome is not None
+    assert moved.outcome["outcome"] == "moved"
+    assert moved.comparable == whole.comparable
+    await fleet.settle()
