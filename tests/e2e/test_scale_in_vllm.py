@@ -12,7 +12,7 @@ from tests.e2e.fleet import REACHED_WITHIN_S, Fleet, until
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 PATH = "/v1/completions"
-TOKENS = 400
+TOKENS = 250
 DRAINED_WITHIN_S = 60.0
 
 
