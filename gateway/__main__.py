@@ -9,6 +9,7 @@ import uvicorn
 
 from gateway.access.keys import BadKeys
 from gateway.app import build_app
+from gateway.protocol import bounded_protocol
 from gateway.settings import GatewaySettings
 
 
@@ -24,7 +25,7 @@ def run(settings: GatewaySettings) -> None:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=bounded_protocol(settings),
         ws="none",
         lifespan="on",
         log_config=None,

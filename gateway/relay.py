@@ -23,6 +23,7 @@ from gateway.control import Answer, Control, ControlError, Head, Kept, Lost, Mov
 from gateway.downstream import Downstream
 from gateway.errors import (
     ClientLeft,
+    ClientTooSlow,
     FirstByteTimeout,
     GatewayError,
     NoInstance,
@@ -105,6 +106,8 @@ class Relay:
                 finally:
                     attendant.cancel()
                     self._drop_attachment()
+        except* ClientTooSlow:
+            self.outcome = "client_too_slow"
         except* ClientLeft:
             self.outcome = "client_left"
         except* GatewayError as group:

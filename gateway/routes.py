@@ -17,6 +17,7 @@ from gateway.headers import find_header
 from gateway.metrics import CONTENT_TYPE
 from gateway.openai import read_tier
 from gateway.policy.view import ClusterView, ViewState
+from gateway.protocol import abort_of
 from gateway.relay import Relay
 
 RELAYED_PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -34,7 +35,7 @@ class RelayEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         parts = composition_of(scope)
-        client = Downstream(receive, send, parts.clock)
+        client = Downstream(receive, send, parts.clock, write_timeout_s=parts.settings.write_timeout_s, abort=abort_of(scope))
         arrived_s = parts.clock()
         with contextlib.ExitStack() as place:
             caller = await _admit(parts, scope, client, place)

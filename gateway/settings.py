@@ -47,7 +47,12 @@ class GatewaySettings(BaseSettings):
     max_answer_bytes: int = Field(
         default=64 * 2**20, gt=0, description="Largest answer held in memory (a plain one, or one event of a stream), in bytes."
     )
+    max_header_bytes: int = Field(default=64 * 2**10, gt=0, description="Bytes of a request's line and headers, at most; more is a 431.")
+    header_timeout_s: float = Field(default=20.0, gt=0, description="Seconds a client may take to send the head of a request.")
     body_timeout_s: float = Field(default=60.0, gt=0, description="Seconds a client may take to send its body.")
+    write_timeout_s: float = Field(
+        default=60.0, gt=0, description="Seconds a client may leave what was sent to it unread before its connection is closed."
+    )
     connect_timeout_s: float = Field(default=5.0, gt=0, description="Seconds to connect to an instance.")
     attempt_timeout_s: float = Field(
         default=120.0, gt=0, description="Seconds an instance may take to its first event before another one is tried."
