@@ -18,6 +18,11 @@ class DeploySettings(BaseSettings):
     start_timeout_s: float = Field(default=600.0, gt=0, description="Seconds an engine may take until it is healthy.")
     stop_timeout_s: float = Field(default=20.0, gt=0, description="Seconds a process may take to stop before it is killed.")
 
+    tls_certificate: Path | None = Field(
+        default=None,
+        description="For gateways and backends that are started by hand: what `midstream up` starts talks plain HTTP, so it refuses.",
+    )
+
     visible_gpus: str | None = Field(
         default=None,
         validation_alias="CUDA_VISIBLE_DEVICES",

@@ -34,6 +34,7 @@ def run(settings: GatewaySettings) -> None:
         server_header=False,
         backlog=4096,
         timeout_keep_alive=75,
+        **settings.tls.for_server(),
         timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
     )
     uvicorn.Server(config).run()

@@ -4,30 +4,22 @@ import ipaddress
 import secrets
 from pathlib import Path
 
-from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr
 
-from backend.peers.signature import Secrets, read_secrets
+from backend.peers.settings import PeerSettings
 
 
-class GatewaySettings(BaseSettings):
+class GatewaySettings(PeerSettings):
     """Frozen; built once, in `__main__`, from `MIDSTREAM_*` variables, an `.env` file and keyword arguments.
 
     Raises pydantic.ValidationError for malformed values. The prefix is shared with the backends, so names of theirs are ignored.
     """
-
-    model_config = SettingsConfigDict(env_prefix="MIDSTREAM_", env_file=".env", extra="ignore", frozen=True)
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="TCP port to listen on; 0 lets the system choose.")
     redis_url: str = Field(default="redis://127.0.0.1:6379/0", description="The shared store. `memory://` keeps it inside this process.")
     admin_token: SecretStr | None = Field(
         default=None, description="Bearer token for /admin. Unset: /admin works only when the gateway listens on loopback."
-    )
-    fleet_secret: SecretStr | None = Field(
-        default=None,
-        description="Secret with which gateways and backends sign what they ask each other, at least 16 bytes, the same for all. Several, "
-        "separated by commas: the first signs, all are accepted. Unset: /midstream/* is for processes of the same machine.",
     )
     gateway_id: str = Field(
         default_factory=lambda: f"g-{secrets.token_hex(3)}", min_length=1, description="Name of this replica in claims; random if unset."
@@ -88,17 +80,6 @@ class GatewaySettings(BaseSettings):
     switch_wait_s: float = Field(default=2.0, ge=0, description="Seconds to wait, after a migration, for the downtime its client saw.")
     switch_ttl_s: float = Field(default=300.0, gt=0, description="Seconds for which a measured downtime can be read.")
     shutdown_grace_s: float = Field(default=30.0, ge=0, description="Seconds running requests get to finish when the gateway stops.")
-
-    @field_validator("fleet_secret")
-    @classmethod
-    def _check_secret(cls, secret: SecretStr | None) -> SecretStr | None:
-        read_secrets(secret.get_secret_value() if secret else "")
-        return secret
-
-    @property
-    def fleet_secrets(self) -> Secrets:
-        """Those to sign with and to accept; empty if none is set."""
-        return read_secrets(self.fleet_secret.get_secret_value() if self.fleet_secret else "")
 
     @property
     def admin_secret(self) -> str | None:
