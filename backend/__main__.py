@@ -76,7 +76,7 @@ def _settings(options: argparse.Namespace, port: int) -> LlumletSettings:
     if settings.advertised_url or options.host in _WILDCARDS:
         return settings
     host = f"[{options.host}]" if ":" in options.host else options.host
-    return settings.model_copy(update={"advertised_url": f"http://{host}:{port}"})
+    return settings.model_copy(update={"advertised_url": f"{settings.tls.scheme}://{host}:{port}"})
 
 
 async def _serve(options: argparse.Namespace, engine_flags: Sequence[str], settings: LlumletSettings, listener: socket.socket) -> int:
@@ -90,6 +90,7 @@ async def _serve(options: argparse.Namespace, engine_flags: Sequence[str], setti
             access_log=False,
             lifespan="on",
             timeout_keep_alive=KEEP_ALIVE_S,
+            **settings.tls.for_server(),
             timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout_s)),
         )
         server = DrainingServer(config, app.drain)

@@ -51,6 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_keys(commands)
     add_bench(commands)
     add_chaos(commands)
+    add_soak(commands)
     add_simulate(commands)
     add_plan(commands)
     add_compare(commands)
@@ -147,6 +148,15 @@ def add_chaos(commands: Commands) -> None:
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="decides what is done, and when (default: %(default)s)")
     parser.add_argument("--logs", metavar="DIRECTORY", help="keep the logs of all processes there")
     parser.set_defaults(run=run_chaos)
+
+
+def add_soak(commands: Commands) -> None:
+    description = "Constant mixed load on a fleet of fake engines: does memory grow, do descriptors, is anything held at the end?"
+    parser = commands.add_parser("soak", help="does anything grow?", description=description)
+    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="how long (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="decides what is asked (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.set_defaults(run=run_soak)
 
 
 def add_simulate(commands: Commands) -> None:
@@ -279,6 +289,12 @@ def run_chaos(options: argparse.Namespace) -> int:
     from bench.chaos.command import execute
 
     return execute(options.engine, options.iterations, options.seed, options.logs, as_json=options.json)
+
+
+def run_soak(options: argparse.Namespace) -> int:
+    from bench.soak.command import execute
+
+    return execute(options.minutes, options.seed, as_json=options.json)
 
 
 def run_simulate(options: argparse.Namespace) -> int:

@@ -25,6 +25,10 @@ class DeploySettings(BaseSettings):
     launcher_kill_after_s: float = Field(
         default=60.0, gt=0, description="Seconds a backend that was told to stop may take before the launcher kills it."
     )
+    tls_certificate: Path | None = Field(
+        default=None,
+        description="For gateways and backends that are started by hand: what `midstream up` starts talks plain HTTP, so it refuses.",
+    )
 
     visible_gpus: str | None = Field(
         default=None,

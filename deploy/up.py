@@ -235,6 +235,12 @@ async def until_signalled(options: UpOptions, settings: DeploySettings, model: M
 
 def run(options: UpOptions, settings: DeploySettings) -> int:
     """The exit status: 0 after a signal, 1 if something failed (and was reported). Raises ModelError."""
+    if settings.tls_certificate is not None:
+        print(
+            "error: `midstream up` knows no TLS (MIDSTREAM_TLS_CERTIFICATE is set); start gateways and backends by themselves",
+            file=sys.stderr,
+        )
+        return 1
     if not can_listen(options.host, options.port):
         print(f"error: port {options.port} of {options.host} is taken; choose another with --port", file=sys.stderr)
         return 1

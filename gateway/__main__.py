@@ -9,6 +9,7 @@ import uvicorn
 
 from gateway.access.keys import BadKeys
 from gateway.app import build_app
+from gateway.protocol import bounded_protocol
 from gateway.settings import GatewaySettings
 
 
@@ -24,7 +25,7 @@ def run(settings: GatewaySettings) -> None:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=bounded_protocol(settings),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -33,6 +34,7 @@ def run(settings: GatewaySettings) -> None:
         server_header=False,
         backlog=4096,
         timeout_keep_alive=75,
+        **settings.tls.for_server(),
         timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
     )
     uvicorn.Server(config).run()

@@ -153,7 +153,7 @@ def open_keys(settings: GatewaySettings) -> KeyFile | None:
 
 
 def _open_upstream(settings: GatewaySettings) -> AbstractAsyncContextManager[Upstream]:
-    return Upstream.open(settings.connect_timeout_s, Signer(settings.fleet_secrets))
+    return Upstream.open(settings.connect_timeout_s, Signer(settings.fleet_secrets), settings.tls.for_client())
 
 
 @asynccontextmanager

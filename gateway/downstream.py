@@ -1,11 +1,12 @@
 """The client's side of one request: the body it sends, the answer it gets, and the moment it leaves."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
-from starlette.types import Receive, Send
+from starlette.types import Message, Receive, Send
 
-from gateway.errors import REASON_HEADER, BodyTimeout, BodyTooLarge, ClientLeft, GatewayError, RawHeaders
+from gateway.errors import REASON_HEADER, BodyTimeout, BodyTooLarge, ClientLeft, ClientTooSlow, GatewayError, RawHeaders
 from gateway.headers import answer_headers
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -14,9 +15,19 @@ KEEP_ALIVE = b": keep-alive\n\n"
 class Downstream:
     """Writes whole events only, so that a comment may come between any two writes. `ours` are headers added to whatever is answered."""
 
-    def __init__(self, receive: Receive, send: Send, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        send: Send,
+        clock: Callable[[], float],
+        *,
+        write_timeout_s: float | None = None,
+        abort: Callable[[], None] = lambda: None,
+    ) -> None:
         self._receive = receive
-        self._send = send
+        self._asgi_send = send
+        self._write_timeout_s = write_timeout_s
+        self._abort = abort
         self._clock = clock
         self._sending = asyncio.Lock()
         self.ours: list[tuple[bytes, bytes]] = []
@@ -85,11 +96,24 @@ class Downstream:
         """Show an error in the way that is still open: as an answer, or as the end of the stream that has begun."""
         if self.finished:
             return
+        with contextlib.suppress(ClientTooSlow):
+            await self._show(error)
+
+    async def _show(self, error: GatewayError) -> None:
         if self.started:
             await self.finish(error.events())
         else:
             self.ours += [(name, value) for name, value in error.headers() if name == REASON_HEADER]  # the others pass by themselves
             await self.answer(error.status, error.headers(), error.body())
+
+    async def _send(self, message: Message) -> None:
+        """Waits while the client does not read, up to the deadline; then its connection is reset, and it has left. Raises ClientTooSlow."""
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await self._asgi_send(message)
+        except TimeoutError:
+            self._abort()
+            raise ClientTooSlow from None
 
     async def _send_head(self, status: int, headers: RawHeaders) -> None:
         async with self._sending:

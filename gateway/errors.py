@@ -15,8 +15,10 @@ GatewayError
 │   └── InstanceNotFound 404  no such passive backend
 ├── MethodNotAllowed     405
 ├── BodyTimeout          408  the client did not send its body in time
+├── HeadTimeout          408  ... nor the head of its request
 ├── NoOtherInstance      409  nowhere to move to
 ├── BodyTooLarge         413
+├── HeadTooLarge         431
 ├── RateLimited          429  the API key has used up its requests or tokens
 ├── QueueFull            429  no place in line, or the place was given to a more urgent request
 ├── UpstreamFailed       502  an instance could not be used, or failed in mid-answer
@@ -35,7 +37,7 @@ GatewayError
 ├── ShuttingDown         503  the gateway stops, and the request took longer than its grace
 └── FirstByteTimeout     504  no answer within the deadline over all attempts
 
-ClientLeft is no error: the client closed its connection.
+ClientLeft is no error: the client closed its connection (ClientTooSlow: it was closed, for the client did not read).
 """
 
 import json
@@ -43,13 +45,16 @@ from collections.abc import Sequence
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
-
 REASON_HEADER = b"x-midstream-reason"
 """On every 429 and 503 of ours: why, in one word."""
 
 
 class ClientLeft(Exception):
     """The client closed its connection; nobody is left to answer."""
+
+
+class ClientTooSlow(ClientLeft):
+    """The client did not read, and its connection was closed."""
 
 
 class GatewayError(Exception):
@@ -165,6 +170,12 @@ class MethodNotAllowed(GatewayError):
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
 
 
+class HeadTimeout(GatewayError):
+    """The client did not send the head of its request in time."""
+
+    status, type, code = 408, "invalid_request_error", "head_timeout"
+
+
 class BodyTimeout(GatewayError):
     """The client did not send its body in time."""
 
@@ -216,6 +227,12 @@ class PatienceOver(Refused):
     """It has waited in line as long as its tier may."""
 
     status, type, code = 503, "service_unavailable", "patience_over"
+
+
+class HeadTooLarge(GatewayError):
+    """The head of the request is over the limit."""
+
+    status, type, code = 431, "invalid_request_error", "head_too_large"
 
 
 class UpstreamFailed(GatewayError):

@@ -27,6 +27,7 @@ from gateway.control import Answer, Control, ControlError, Head, Kept, Lost, Mov
 from gateway.downstream import Downstream
 from gateway.errors import (
     ClientLeft,
+    ClientTooSlow,
     FirstByteTimeout,
     GatewayError,
     StreamGap,
@@ -112,14 +113,15 @@ class Relay:
                     attendant.cancel()
                     self._drop_attachment()
                     self._memory.cover(0)
+        except* ClientTooSlow:
+            self.outcome = "client_too_slow"
         except* ClientLeft:
             self.outcome = "client_left"
         except* GatewayError as group:
             await self._fail(first_error(group))
 
     def _issue_id(self) -> RequestId:
-        wanted = find_header(self._asked.headers, b"x-request-id")
-        request = self._parts.request_ids.issue(wanted)
+        request = self._parts.request_ids.issue(find_header(self._asked.headers, b"x-request-id"))
         self._client.ours += [(b"x-request-id", request.encode()), (b"x-midstream-tier", self.tier.encode())]
         if self._asked.tier_note is not None:
             self._client.ours.append((b"x-midstream-tier-note", self._asked.tier_note.encode()))
@@ -353,8 +355,7 @@ class Relay:
         """The client's stream goes on at another instance: it moved there, or was resumed there."""
         if self._gap_leg is not None:
             gap_s = self._parts.clock() - self._event_at_s
-            telling = tell_joint(self._parts, self._gap_leg, self._shown_by, self._served_by, gap_s, self._attempts.joined())
-            self._tasks.create_task(telling)
+            self._tasks.create_task(tell_joint(self._parts, self._gap_leg, self._shown_by, self._served_by, gap_s, self._attempts.joined()))
             self._gap_leg = None
 
     def _drop_attachment(self) -> None:

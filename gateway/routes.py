@@ -19,6 +19,7 @@ from gateway.metrics import CONTENT_TYPE
 from gateway.passthrough import GET_PATHS, POST_PATHS, Passage
 from gateway.policy.view import ClusterView, ViewState
 from gateway.priority import choose_tier_of_headers
+from gateway.protocol import abort_of
 from gateway.relay import Relay
 from gateway.request_log import RequestEntry
 
@@ -60,7 +61,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         parts = composition_of(scope)
-        client = Downstream(receive, send, parts.clock)
+        client = Downstream(receive, send, parts.clock, write_timeout_s=parts.settings.write_timeout_s, abort=abort_of(scope))
         arrived_s = parts.clock()
         with contextlib.ExitStack() as place:
             caller = await _admit(parts, scope, client, place)

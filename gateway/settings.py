@@ -6,21 +6,19 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode
 
-from backend.peers.signature import Secrets, read_secrets
+from backend.peers.settings import PeerSettings
 from gateway.passive.reading import Passive, passive_at
 from gateway.policy.config import Policy, ScaleConfig, policy_config
 from gateway.policy.tier import Tiers, override_tiers
 
 
-class GatewaySettings(BaseSettings):
+class GatewaySettings(PeerSettings):
     """Frozen; built once, in `__main__`, from `MIDSTREAM_*` variables, an `.env` file and keyword arguments.
 
     Raises pydantic.ValidationError for malformed values. The prefix is shared with the backends, so names of theirs are ignored.
     """
-
-    model_config = SettingsConfigDict(env_prefix="MIDSTREAM_", env_file=".env", extra="ignore", frozen=True)
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="TCP port to listen on; 0 lets the system choose.")
@@ -36,11 +34,6 @@ class GatewaySettings(BaseSettings):
     )
     admin_token: SecretStr | None = Field(
         default=None, description="Bearer token for /admin. Unset: /admin works only when the gateway listens on loopback."
-    )
-    fleet_secret: SecretStr | None = Field(
-        default=None,
-        description="Secret with which gateways and backends sign what they ask each other, at least 16 bytes, the same for all. Several, "
-        "separated by commas: the first signs, all are accepted. Unset: /midstream/* is for processes of the same machine.",
     )
     gateway_id: str = Field(
         default_factory=lambda: f"g-{secrets.token_hex(3)}", min_length=1, description="Name of this replica in claims; random if unset."
@@ -69,7 +62,12 @@ class GatewaySettings(BaseSettings):
     max_answer_bytes: int = Field(
         default=64 * 2**20, gt=0, description="Largest answer held in memory (a plain one, or one event of a stream), in bytes."
     )
+    max_header_bytes: int = Field(default=64 * 2**10, gt=0, description="Bytes of a request's line and headers, at most; more is a 431.")
+    header_timeout_s: float = Field(default=20.0, gt=0, description="Seconds a client may take to send the head of a request.")
     body_timeout_s: float = Field(default=60.0, gt=0, description="Seconds a client may take to send its body.")
+    write_timeout_s: float = Field(
+        default=60.0, gt=0, description="Seconds a client may leave what was sent to it unread before its connection is closed."
+    )
     connect_timeout_s: float = Field(default=5.0, gt=0, description="Seconds to connect to an instance.")
     attempt_timeout_s: float = Field(
         default=120.0, gt=0, description="Seconds an instance may take to its first event before another one is tried."
@@ -211,17 +209,6 @@ class GatewaySettings(BaseSettings):
     scale_attempts: int = Field(default=5, ge=1, description="Attempts to start or to stop an instance before its operation fails.")
 
     shutdown_grace_s: float = Field(default=30.0, ge=0, description="Seconds running requests get to finish when the gateway stops.")
-
-    @field_validator("fleet_secret")
-    @classmethod
-    def _check_secret(cls, secret: SecretStr | None) -> SecretStr | None:
-        read_secrets(secret.get_secret_value() if secret else "")
-        return secret
-
-    @property
-    def fleet_secrets(self) -> Secrets:
-        """Those to sign with and to accept; empty if none is set."""
-        return read_secrets(self.fleet_secret.get_secret_value() if self.fleet_secret else "")
 
     @field_validator("backends", mode="before")
     @classmethod

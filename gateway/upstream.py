@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace, TracebackType
@@ -89,12 +90,12 @@ class Upstream:
 
     @staticmethod
     @asynccontextmanager
-    async def open(connect_timeout_s: float, signer: Signer | None = None) -> AsyncIterator["Upstream"]:
+    async def open(connect_timeout_s: float, signer: Signer | None = None, tls: ssl.SSLContext | None = None) -> AsyncIterator["Upstream"]:
         """The client, while it lasts. Answers have no deadline of the client's: whoever waits for them sets one."""
         trace = aiohttp.TraceConfig()
         trace.on_connection_reuseconn.append(_note_reuse)
         async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S),
+            connector=aiohttp.TCPConnector(limit=0, ssl=tls or True, keepalive_timeout=IDLE_CONNECTION_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,

@@ -68,7 +68,9 @@ class Links:
 
     async def __aenter__(self) -> Self:
         self._client = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, limit_per_host=self._settings.link_connections, keepalive_timeout=_KEEPALIVE_S),
+            connector=aiohttp.TCPConnector(
+                limit=0, ssl=self._settings.tls.for_client(), limit_per_host=self._settings.link_connections, keepalive_timeout=_KEEPALIVE_S
+            ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._settings.link_connect_timeout_s),
         )
         return self

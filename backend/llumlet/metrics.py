@@ -7,11 +7,15 @@ from migration.plan import MigrationOutcome
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
+MAX_REASONS = 64
+
+
 class LlumletMetrics:
     """Counts what this instance's llumlet does."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._reasons: set[str] = set()
         self.migrations = Counter(
             "midstream_migrations", "Migrations away from here, by how they ended.", ["result", "reason"], registry=self.registry
         )
@@ -38,12 +42,18 @@ class LlumletMetrics:
 
     def count(self, outcome: MigrationOutcome) -> None:
         """One migration has ended."""
-        self.migrations.labels(outcome.result.value, outcome.reason).inc()
+        self.migrations.labels(outcome.result.value, self._bounded(outcome.reason)).inc()
         self.bytes.inc(outcome.bytes)
         if outcome.result == "moved":
             self.stages.observe(outcome.stages)
             self.frozen.observe(outcome.frozen_ms / 1000)
             self.total.observe(outcome.total_ms / 1000)
+
+    def _bounded(self, reason: str) -> str:
+        """Reasons can come from other backends, of other versions: a label has no more values than this."""
+        if len(self._reasons) < MAX_REASONS:
+            self._reasons.add(reason)
+        return reason if reason in self._reasons else "other"
 
     def render(self) -> bytes:
         """Prometheus text."""

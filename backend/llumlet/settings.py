@@ -2,10 +2,9 @@
 
 import secrets
 
-from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field
 
-from backend.peers.signature import Secrets, read_secrets
+from backend.peers.settings import PeerSettings
 from migration.settings import ReceptionSettings, SessionSettings
 
 
@@ -13,10 +12,8 @@ def _random_instance_id() -> str:
     return f"i-{secrets.token_hex(3)}"
 
 
-class LlumletSettings(BaseSettings):
+class LlumletSettings(PeerSettings):
     """Read from the environment (prefix MIDSTREAM_) and from `.env`; a malformed value stops the process."""
-
-    model_config = SettingsConfigDict(env_prefix="MIDSTREAM_", env_file=".env", extra="ignore", frozen=True)
 
     redis_url: str | None = Field(
         default=None,
@@ -34,11 +31,6 @@ class LlumletSettings(BaseSettings):
         description="Base URL under which gateways and other backends reach this one. Default: http://HOST:PORT of the listening socket.",
     )
 
-    fleet_secret: SecretStr | None = Field(
-        default=None,
-        description="Secret with which gateways and backends sign what they ask each other, at least 16 bytes, the same for all. Several, "
-        "separated by commas: the first signs, all are accepted. Unset: /midstream/* is for processes of the same machine.",
-    )
     signature_window_s: float = Field(
         default=60.0, gt=0, description="Seconds by which the clock of another host may differ before what it signs is refused."
     )
@@ -113,17 +105,6 @@ class LlumletSettings(BaseSettings):
     )
     drain_retry_after_s: int = Field(default=1, ge=0, description="Retry-After, in seconds, of a request refused while draining.")
     shutdown_timeout_s: float = Field(default=3.0, ge=0, description="Seconds that open connections get to close once drained.")
-
-    @field_validator("fleet_secret")
-    @classmethod
-    def _check_secret(cls, secret: SecretStr | None) -> SecretStr | None:
-        read_secrets(secret.get_secret_value() if secret else "")
-        return secret
-
-    @property
-    def fleet_secrets(self) -> Secrets:
-        """Those to sign with and to accept; empty if none is set."""
-        return read_secrets(self.fleet_secret.get_secret_value() if self.fleet_secret else "")
 
     def session(self) -> SessionSettings:
         """The knobs of migrations away from here."""

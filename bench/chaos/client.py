@@ -34,7 +34,7 @@ class Request:
 def requests_of(model: str) -> Sequence[Request]:
     """Chat and completions, streaming and not, greedy and seeded, short and long; what each is answered is a function of it."""
     made = []
-    for number, tokens in enumerate((24, 40, 60, 80, 100, 120)):
+    for number, tokens in enumerate((40, 80, 120, 160, 200, 240)):
         seeded = {"temperature": 0.8, "seed": number} if number % 2 else {"temperature": 0}
         common = {"model": model, "max_tokens": tokens, "ignore_eos": True, **seeded}
         text = f"Story {number}: they crossed the river on a borrowed horse. " * (1 + 3 * number)
@@ -52,6 +52,7 @@ class Client:
         self._fleet = fleet
         self._asked = 0
         self.retried = 0
+        self.running = 0
         self.longest_silence_s = 0.0
 
     def new(self, request: Request) -> Got:
@@ -60,6 +61,7 @@ class Client:
 
     async def read(self, request: Request, gateway: int, got: Got) -> None:
         """Read the answer to its end, or to where it broke."""
+        self.running += 1
         try:
             async with asyncio.timeout(DEADLINE_S):
                 while not await self._try(request, self._fleet.gateways[gateway % len(self._fleet.gateways)], got):
@@ -68,6 +70,8 @@ class Client:
                     got.request = self._next_id()
         except TimeoutError:
             got.reader_failed = f"no end within {DEADLINE_S:g} s"
+        finally:
+            self.running -= 1
 
     def _next_id(self) -> str:
         self._asked += 1

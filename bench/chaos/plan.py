@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from random import Random
 
-LONGEST_MOMENT_S = 0.6
-"""Faults and moves happen within this time of the streams' beginning; the streams take about as long."""
+LONGEST_MOMENT_S = 1.0
+"""Faults and moves happen within this time of the first streams' beginning; a stream takes a quarter of it up to more than all of it."""
 SHORT_S, LONG_S = (0.1, 0.5), (2.5, 4.0)
 """How long a hang, a partition or an outage lasts: over before anyone gives up waiting, or not."""
 
@@ -96,7 +96,7 @@ def iterations(seed: int, count: int, sizes: Sizes) -> Iterator[Iteration]:
         ]
         targets = sizes.gateways if fault.value.endswith("gateway") else sizes.backends
         lasts_s = random.uniform(*random.choice((SHORT_S, LONG_S)))
-        yield Iteration(number, fault, random.randrange(targets), random.uniform(0, LONGEST_MOMENT_S), lasts_s, asked, ordered)
+        yield Iteration(number, fault, random.randrange(targets), random.uniform(0.1, LONGEST_MOMENT_S), lasts_s, asked, ordered)
 
 
 MODES = ("live", "live", "stop_copy", "recompute")

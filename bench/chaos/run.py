@@ -28,6 +28,7 @@ class Run:
         self._requests: Sequence[Request] = requests_of(fleet.model)
         self._expected: list[bytes] = []
         self._verdicts: Counter[Verdict] = Counter()
+        self._running_at_faults = 0
         self._faults: Counter[str] = Counter({fault.value: 0 for fault in Fault} | {MIGRATE: 0})
 
     async def all(self, seed: int, count: int) -> dict[str, Any]:
@@ -38,6 +39,7 @@ class Run:
         for iteration in iterations(seed, count, sizes):
             await self._iterate(iteration)
         leaks = await fleet.leaks()
+        print(f"answers under way when a fault came: {self._running_at_faults / count:.1f} on average", file=sys.stderr)
         return {
             "iterations": count,
             "streams": self._verdicts.total(),
@@ -97,6 +99,7 @@ class Run:
 
     async def _disturb(self, iteration: Iteration) -> None:
         await asyncio.sleep(iteration.at_s)
+        self._running_at_faults += self._client.running
         await inflict(self._fleet, iteration)
 
     def _tell(self, iteration: Iteration, gateway: int, got: Got, verdict: Verdict) -> None:

@@ -147,3 +147,9 @@ def test_a_port_that_is_taken_is_reported_before_anything_starts(tmp_path: Path,
 def test_leaves_of_nested_groups() -> None:
     one, two = ValueError("1"), asyncio.CancelledError()
     assert leaves(BaseExceptionGroup("a", [ExceptionGroup("b", [one]), two])) == [one, two]
+
+
+def test_there_is_no_tls_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = DeploySettings(home=tmp_path, tls_certificate=tmp_path / "certificate.pem")
+    assert run(UpOptions(engine="fake"), settings) == 1
+    assert "MIDSTREAM_TLS_CERTIFICATE" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from backend.registry.instance import InstanceState, LoadReport
 from backend.registry.memory import MemoryStore
 from backend.registry.store import InstanceStore
 from gateway.app import build_app
+from gateway.protocol import bounded_protocol
 from gateway.settings import GatewaySettings
 from tests.backend.registry.reports import a_report
 from tests.gateway.scripted import ScriptedBackend, scripted_backend
@@ -41,11 +42,11 @@ class Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def live(app: Any) -> AsyncIterator[str]:
+async def live(app: Any, http: Any = "httptools") -> AsyncIterator[str]:
     """The app on an ephemeral port; yields its base URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, http="httptools", lifespan="on", log_config=None, timeout_graceful_shutdown=2)
+        config = uvicorn.Config(app, http=http, lifespan="on", log_config=None, timeout_graceful_shutdown=2)
         server = Server(config)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(server.serve([listener]))
@@ -115,10 +116,10 @@ RigMaker = Callable[..., AbstractAsyncContextManager[Rig]]
 @asynccontextmanager
 async def make_rig(store: InstanceStore | None = None, **settings: Any) -> AsyncIterator[Rig]:
     store = store or MemoryStore(asyncio.get_running_loop().time)
-    app = build_app(
-        GatewaySettings(**{"_env_file": None, "keepalive_interval_s": 0, "rebalance": False, "resume_wait_s": 0.1, **settings}), store
-    )
-    async with live(app) as url, httpx.AsyncClient(base_url=url, timeout=10) as client, AsyncExitStack() as stack:
+    usual = {"_env_file": None, "keepalive_interval_s": 0, "rebalance": False, "resume_wait_s": 0.1}
+    knobs = GatewaySettings(**{**usual, **settings})
+    app = build_app(knobs, store)
+    async with live(app, bounded_protocol(knobs)) as url, httpx.AsyncClient(base_url=url, timeout=10) as client, AsyncExitStack() as stack:
         yield Rig(url, store, client, stack)
 
 

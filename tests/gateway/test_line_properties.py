@@ -17,6 +17,7 @@ from redis import Redis
 from backend.registry.memory import MemoryStore
 from backend.registry.redis import RedisStore
 from backend.registry.store import InstanceStore
+from gateway.decisions import DecisionLog
 from gateway.dispatcher import Dispatcher
 from gateway.ledger import Ledger
 from gateway.line import Line
@@ -34,12 +35,13 @@ class Gateway:
     """What of one gateway chooses instances. Nothing runs by itself."""
 
     def __init__(self, name: str, store: InstanceStore, seed: int) -> None:
-        chosen = GatewaySettings(_env_file=None, gateway_id=name, store_timeout_s=20)  # type: ignore[call-arg]
+        chosen = GatewaySettings(_env_file=None, gateway_id=name, store_timeout_s=20)
         clock, metrics, policy = time.monotonic, Metrics(CollectorRegistry()), chosen.build_policy()
         suspects = Suspects(clock, 0.0)
         self.ledger = Ledger(store, chosen, clock, metrics)
-        self.line = Line(self.ledger, policy, suspects, chosen, clock, metrics)
-        self.dispatcher = Dispatcher(self.ledger, self.line, policy, suspects, chosen, clock, metrics, Random(seed))
+        decisions = DecisionLog(0, logged=False, metrics=metrics)
+        self.line = Line(self.ledger, policy, suspects, chosen, clock, metrics, decisions)
+        self.dispatcher = Dispatcher(self.ledger, self.line, policy, suspects, chosen, clock, metrics, Random(seed), decisions)
 
 
 @dataclass(eq=False)

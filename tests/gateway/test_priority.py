@@ -9,7 +9,7 @@ TIERS = Tiers()
 
 
 def body(priority: int | None = None, service_tier: str | None = None) -> BodyFields:
-    return BodyFields(None, True, 1, 1, priority, service_tier)
+    return BodyFields(None, True, 1, 1, False, 1, priority=priority, service_tier=service_tier)
 
 
 def chosen(headers: RawHeaders = (), fields: BodyFields | None = None, tiers: Tiers = TIERS) -> str:

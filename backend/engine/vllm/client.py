@@ -170,8 +170,7 @@ class MigratingLLM(AsyncLLM):
                 yield output
             return
         queue: RequestOutputCollector | None = None
-        if self.vllm_config.scheduler_config.policy == "priority":
-            keywords["priority"] = flight.rank  # what the body says has become the tier, at the gateway
+        keywords |= self._ranked(flight)
         try:
             plain = await self.add_request(request_id, prompt, _marked(sampling_params, flight), **keywords)
             queue = self.noting.collector_of(plain)
@@ -202,6 +201,10 @@ class MigratingLLM(AsyncLLM):
             if queue is not None:
                 queue.close()
                 self.noting.forget(queue.request_id)
+
+    def _ranked(self, flight: Flight) -> dict[str, int]:
+        """Its place in the engine's queue, where that goes by priority: what the body says has become the tier, at the gateway."""
+        return {"priority": flight.rank} if self.vllm_config.scheduler_config.policy == "priority" else {}
 
     @property
     def noting(self) -> NotingOutputProcessor:

@@ -1,0 +1,1 @@
+"""Constant load for a long time: whether anything grows."""
