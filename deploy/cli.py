@@ -88,7 +88,7 @@ def add_backend(commands: Commands) -> None:
 def add_bench(commands: Commands) -> None:
     description = "Measurements. Each takes its own flags: `midstream bench migration --help`."
     parser = commands.add_parser("bench", help="measure", description=description)
-    parser.add_argument("subject", choices=("migration", "relay"), help="what to measure")
+    parser.add_argument("subject", choices=("migration", "relay", "dispatch"), help="what to measure")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="flags of that measurement")
     parser.set_defaults(run=run_bench)
 
