@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TypeAlias
 
 ENGINES = ("vllm", "fake")
-BENCHES = ("migration", "defrag", "tiers", "relay")
+BENCHES = ("migration", "defrag", "tiers", "relay", "dispatch")
 """Modules of `bench` with a `main`."""
 LAUNCHERS = ("process", "kubernetes")
 

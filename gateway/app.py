@@ -2,18 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from random import Random
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from backend.peers.signer import Signer
 from backend.registry.memory import MemoryStore
@@ -54,6 +55,20 @@ class State(TypedDict):
     composition: Composition
 
 
+class GatewayApp(FastAPI):
+    """Routes of the streaming path go straight to their endpoint: each event would else pass through every layer of the framework."""
+
+    def __init__(self, direct: Mapping[str, ASGIApp], lifespan: Lifespan[Any]) -> None:
+        super().__init__(title="Midstream", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+        self._direct = direct
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and (endpoint := self._direct.get(scope["path"])) is not None:
+            await endpoint(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
 def build_app(
     settings: GatewaySettings, store: InstanceStore | None = None, dispatch: DispatchPolicy | None = None, policy: Policy | None = None
 ) -> FastAPI:
@@ -86,7 +101,7 @@ def build_app(
                 for keeper in keepers:
                     keeper.cancel()
 
-    app = FastAPI(title="Midstream", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = GatewayApp(routes.direct_endpoints(), lifespan)
     app.include_router(routes.router)
     app.include_router(admin_router())
     app.router.routes.extend(routes.relayed_routes())

@@ -29,7 +29,7 @@ class Downstream:
         self._write_timeout_s = write_timeout_s
         self._abort = abort
         self._clock = clock
-        self._sending = asyncio.Lock()
+        self._sending = asyncio.Lock()  # nothing may follow the end: held by what could
         self.ours: list[tuple[bytes, bytes]] = []
         self.started = False
         self.finished = False
@@ -67,10 +67,9 @@ class Downstream:
         await self._send_head(status, answer_headers(headers, self.ours))
 
     async def write(self, data: bytes) -> None:
-        """Send whole events. Waits while the client does not read."""
-        async with self._sending:
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
-            self.sent_at_s = self._clock()
+        """Send whole events. Waits while the client does not read. One at a time; a comment may come in between, in whole."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self.sent_at_s = self._clock()
 
     async def keep_alive(self) -> None:
         """Send a comment, if a stream is open."""

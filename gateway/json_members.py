@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
-_NO_BRACKET = re.compile(rb'(?:[^"\[\]{}]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.DOTALL)
+_NO_MARK = re.compile(rb'[^"\[\]{}]*+')
 _REST_OF_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SCALAR = re.compile(rb"[^\s,\[\]{}\"]+")
 _BACKSLASH = ord("\\")
@@ -103,9 +103,11 @@ def _container_end(body: bytes, at: int) -> int:
         return flat + 1  # a list of numbers: token ids, mostly
     depth = 0
     while True:
-        at = _NO_BRACKET.match(body, at).end() + 1  # type: ignore[union-attr]  # it matches anything
+        at = _NO_MARK.match(body, at).end() + 1  # type: ignore[union-attr]  # it matches anything
         mark = body[at - 1 : at]
-        if mark in (b"[", b"{"):
+        if mark == b'"':
+            at = string_end(body, at)
+        elif mark in (b"[", b"{"):
             depth += 1
         elif mark in (b"]", b"}"):
             depth -= 1

@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.access.caller import Caller
 from gateway.composition import Composition, composition_of
@@ -104,8 +104,13 @@ async def _admit(parts: Composition, scope: Scope, client: Downstream, place: co
     return caller
 
 
+def direct_endpoints() -> Mapping[str, ASGIApp]:
+    """By path: what answers a POST there without the framework in between."""
+    return {path: Endpoint(Relay) for path in RELAYED_PATHS}
+
+
 def relayed_routes() -> list[Route]:
-    """The routes of the streaming path, and those that are passed through."""
+    """The routes of the streaming path (for the methods that they do not serve), and those that are passed through."""
     return [
         *(Route(path, Endpoint(Relay), methods=["POST"]) for path in RELAYED_PATHS),
         *(Route(path, Endpoint(Passage), methods=["POST"]) for path in POST_PATHS),

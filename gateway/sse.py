@@ -128,7 +128,7 @@ def _plain_event(raw: bytes) -> Event:
 
 
 def _event(raw: bytes) -> Event:
-    match = _CURSOR.match(raw)
+    match = _CURSOR.match(raw) if raw.startswith(b"id:") else None
     if match is None:
         return Event(None, raw)
     ids = tuple(int(word) for word in match[3].split(b",") if word)
