@@ -24,6 +24,8 @@ class Rebalancing:
     """A request that has moved stays for so long."""
     redispatch_preempted: bool = False
     """Preempted requests go back to the line."""
+    redispatch_waiting: bool = False
+    """Requests that wait at an instance go to another one as soon as there is room for them there (elsewhere.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class MidstreamPolicy:
     keep_blocks: Annotated[int, Field(ge=0)] = 10
     cool_down_s: Annotated[float, Field(ge=0)] = 0.0
     redispatch_preempted: bool = False
+    redispatch_waiting: bool = False
     weights: Mapping[str, float] = field(default_factory=dict)
 
     def build(self, tiers: Tiers) -> Policy:
@@ -144,6 +147,7 @@ class MidstreamPolicy:
             self.interval_s,
             self.cool_down_s,
             self.redispatch_preempted,
+            self.redispatch_waiting,
         )
         return Policy(dispatch, line, moves, weighed, self.priorities)
 
