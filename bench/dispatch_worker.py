@@ -9,19 +9,23 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import uvloop
 from prometheus_client import CollectorRegistry
 
 from backend.registry.redis import RedisStore
 from bench.lean_backend import MODEL, report_of
+from gateway.decisions import DecisionLog
 from gateway.dispatcher import Dispatcher
 from gateway.errors import GatewayError
 from gateway.ledger import Ledger
+from gateway.line import Line
 from gateway.metrics import Metrics
-from gateway.policy.dispatch import LeastLoaded
 from gateway.settings import GatewaySettings
+from gateway.suspects import Suspects
 from migration.leg import RequestId
 
 REPORT_TTL_S = 10.0
@@ -84,10 +88,14 @@ async def report(job: ReportJob) -> None:
 async def dispatch(job: DispatchJob) -> Dispatched:
     """An open loop: arrivals do not wait for one another."""
     settings = GatewaySettings(gateway_id=job.gateway, redis_url=job.redis)
+    policy, suspects = settings.build_policy(), Suspects(time.monotonic, settings.suspect_s)
     store = RedisStore(job.redis)
     metrics = Metrics(CollectorRegistry())
     ledger = Ledger(store, settings, time.monotonic, metrics)
-    dispatcher = Dispatcher(ledger, LeastLoaded(), settings, time.monotonic, random.Random(job.seed))
+    decisions = DecisionLog(settings.decisions_kept, logged=False, metrics=metrics)
+    line = Line(ledger, policy, suspects, settings, time.monotonic, metrics, decisions)
+    chance = random.Random(job.seed)
+    dispatcher = Dispatcher(ledger, line, policy, suspects, settings, time.monotonic, metrics, chance, decisions)
     rng, told, spread = random.Random(job.seed), Dispatched(), Counter[str]()
 
     async def one(number: int, due_s: float) -> None:
@@ -101,6 +109,22 @@ async def dispatch(job: DispatchJob) -> Dispatched:
             told.errors += 1
 
     await ledger.view(0.0)
+    async with asyncio.TaskGroup() as beside:
+        loops = [beside.create_task(loop) for loop in (line.keep(), line.hear(), line.renew(), ledger.keep())]
+        await _arrive(job, rng, told, one)
+        for loop in loops:
+            loop.cancel()
+    told.by_instance = dict(spread)
+    samples = (sample for family in metrics.conflicts.collect() for sample in family.samples)
+    told.conflicts = next(sample.value for sample in samples if sample.name.endswith("_total"))
+        sample.value for family in metrics.conflicts.collect() for sample in family.samples if sample.name.endswith("_total")
+    )
+    await store.close()
+    return told
+
+
+async def _arrive(job: DispatchJob, rng: random.Random, told: Dispatched, one: Callable[[int, float], Coroutine[Any, Any, None]]) -> None:
+    """All requests, to their ends."""
     async with asyncio.TaskGroup() as group:
         due_s = time.perf_counter()
         end_s, number = due_s + job.seconds, 0
@@ -110,10 +134,6 @@ async def dispatch(job: DispatchJob) -> Dispatched:
             told.late_s.append(time.perf_counter() - due_s)
             group.create_task(one(number, due_s))
             number += 1
-    told.by_instance = dict(spread)
-    told.conflicts = next(sample.value for sample in metrics.conflicts.collect()[0].samples if sample.name.endswith("_total"))
-    await store.close()
-    return told
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ from random import Random
 
 from backend.engine.request import EngineRequest, RequestState
 from backend.registry.instance import InstanceState
+from gateway.policy.elsewhere import elsewhere
 from gateway.policy.line import LineView, Waiting
 from gateway.policy.tier import Tiers
 from gateway.policy.view import ClusterView, RequestView
@@ -23,6 +24,8 @@ from simulator.transfer import TransferCost
 from simulator.workload import Arrival
 
 _SAMPLE_INTERVAL_S = 1.0
+_HEADS = 2
+"""Of an instance's queue, that look for room elsewhere."""
 _FIRST_GUESS_TOKENS = 256.0
 _GUESS_WEIGHT = 0.01
 """Of one answer, in the running mean of their lengths."""
@@ -142,19 +145,37 @@ class Cluster:
         self.rebalancer.left(job, SourceEvent.ENDED)
         self.changed()
 
+    def seek_room(self) -> None:
+        """The heads of instances' queues go where there is room for them, if there is."""
+        for instance in tuple(self.instances.values()):
+            for job in instance.waiting_jobs()[:_HEADS]:
+                waiting = Waiting(job.waiting.view, job.engine_request.tokens, job.waiting.arrived_s)
+                place = elsewhere(
+                    waiting, instance.id, self.policy.line, self.view(), self.loop.now_s, self._expected_output_tokens, self._rng
+                )
+                if place is None:
+                    break
+                self._withdraw(instance, job)
+                self.line.remove(job)
+                self._bind(job, self.instances[place.instance], ahead=False)
+
     def redispatch(self, instance: Instance, job: Job) -> None:
         """A waiting job leaves its instance for the line."""
         if job.engine_request.state is not RequestState.WAITING or job.place != instance.id:
             return
+        self._withdraw(instance, job)
+        self.changed()
+
+    # -- inside
+
+    def _withdraw(self, instance: Instance, job: Job) -> None:
+        """From the instance's queue to the line."""
         instance.count(job, -1)
         instance.remove(job)
         if job.is_ahead:
             job.is_ahead = False
             self._ahead -= 1
         self.to_line(job)
-        self.changed()
-
-    # -- inside
 
     def _plan(self, arrivals: Sequence[Arrival]) -> None:
         capacity = self._shape.capacity_blocks * self._shape.block_tokens
@@ -196,6 +217,8 @@ class Cluster:
         self.loop.after(interval_s, act)
 
     def _tick(self) -> None:
+        if self.policy.rebalancing.redispatch_waiting:
+            self.seek_room()
         self.rebalancer.tick()
         self.changed()
 

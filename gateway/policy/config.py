@@ -27,6 +27,8 @@ class Rebalancing:
     """Preempted requests go back to the line."""
     moves_per_instance_s: float = 0.0
     """Moves that begin a second, at most, for each instance of the cluster; 0: no bound."""
+    redispatch_waiting: bool = False
+    """Requests that wait at an instance go to another one as soon as there is room for them there (elsewhere.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ class MidstreamPolicy:
     redispatch_preempted: bool = False
     requeue: bool = True
     moves_per_instance_s: Annotated[float, Field(ge=0)] = 5.0
+    redispatch_waiting: bool = False
     weights: Mapping[str, float] = field(default_factory=dict)
 
     def build(self, tiers: Tiers) -> Policy:
@@ -151,6 +154,7 @@ class MidstreamPolicy:
             self.cool_down_s,
             self.redispatch_preempted,
             self.moves_per_instance_s,
+            self.redispatch_waiting,
         )
         return Policy(dispatch, line, moves, weighed, self.priorities)
 

@@ -12,6 +12,9 @@ from simulator.paper.result import ALL, RunResult, TierFigures
 LEAST_LOSS_S = 0.01
 """A preemption loss below this, a request in the mean, is no base to divide by: a handful of preemptions."""
 
+LEAST_RATIO = 0.01
+"""What a smaller ratio counts as in a geometric mean: none at all is not infinitely better."""
+
 METRICS = ("e2e_mean", "e2e_p99", "ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "preemption_loss", "longest_ttft")
 LABELS = ("end-to-end", "P99", "TTFT", "P99", "TPOT", "P99", "preemption loss", "TTFT, longest 1 %")
 
@@ -67,13 +70,9 @@ def ratio(findings: Sequence[Finding], base: Sequence[Finding], metric: str, tie
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are known; None if none is. 0 if one of them is 0."""
-    known = [each for each in values if each is not None]
-    if not known:
-        return None
-    if min(known) <= 0:
-        return 0.0
-    return exp(sum(log(each) for each in known) / len(known))
+    """Of those that are known, none taken to be less than LEAST_RATIO; None if none is known."""
+    known = [max(LEAST_RATIO, each) for each in values if each is not None]
+    return exp(sum(log(each) for each in known) / len(known)) if known else None
 
 
 def crossing(points: Sequence[tuple[float, float]], wanted: float) -> float | None:

@@ -17,21 +17,21 @@ from simulator.scenario import Scenario, adapter
 
 _ROOT = Path(__file__).resolve().parents[2]
 CODE = (
-    *(f"simulator.{name}" for name in ("autoscaler", "cluster", "fragmentation", "instance", "job", "lengths", "loop", "outcome")),
-    *(f"simulator.{name}" for name in ("rebalancer", "run", "scenario", "transfer", "workload", "paper.result")),
-    *(f"gateway.policy.{name}" for name in ("autoscale", "config", "dispatch", "line", "load", "price", "rebalance", "tier", "view")),
-    *(f"backend.engine.{name}" for name in ("blocks", "model", "request", "shape")),
-    *("backend.registry.instance", "backend.registry.store"),
-    *(f"migration.{name}" for name in ("choice", "protocol", "settings", "stages")),
+    "simulator/*.py",
+    "simulator/paper/result.py",
+    "gateway/policy/*.py",
+    "backend/engine/*.py",
+    "backend/registry/*.py",
+    "migration/*.py",
 )
-"""The modules that determine an outcome."""
+"""The sources that determine an outcome."""
 
 
 def code_digest(root: Path = _ROOT) -> str:
-    """Of their sources."""
+    """Of those sources."""
     digest = hashlib.sha256()
-    for module in CODE:
-        digest.update(module.encode() + b"\0" + (root / module.replace(".", "/")).with_suffix(".py").read_bytes() + b"\0")
+    for path in sorted(path for pattern in CODE for path in root.glob(pattern)):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

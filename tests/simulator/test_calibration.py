@@ -1,6 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 from backend.engine.fake.settings import FakeSettings
+from deploy import cli
 from simulator.calibration import Agreement, Measured, agreements, engine_environment, table
 from simulator.outcome import Outcome, RequestOutcome
 from simulator.scenario import from_dict
@@ -35,3 +38,21 @@ def test_fake_engines_become_the_scenarios(monkeypatch: pytest.MonkeyPatch) -> N
     assert slow.cost.step_s(3, 100, 50, 2500) == pytest.approx(3 * shape.cost.step_s(3, 100, 50, 2500))
     assert settings.time_scale == 3.0
     assert not settings.prefix_cache
+
+
+def test_the_command_tells_the_engines_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario = tmp_path / "s.toml"
+    scenario.write_text('[workload]\ntrace = "S-S"\nrate = 4\n[cluster]\ncapacity_blocks = 300\n')
+    assert cli.main(["replay", str(scenario), "--engine-env", "--time-scale", "2"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert "MIDSTREAM_FAKE_CAPACITY_BLOCKS=300" in shown
+    assert "MIDSTREAM_FAKE_TIME_SCALE=2.0" in shown
+    assert cli.main(["replay", str(scenario)]) == 2
+    assert "--url is needed" in capsys.readouterr().err
+
+
+def test_the_command_says_if_nobody_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario = tmp_path / "s.toml"
+    scenario.write_text('[workload]\ntrace = "S-S"\nrate = 1000\nrequests = 3\n')
+    assert cli.main(["replay", str(scenario), "--url", "http://127.0.0.1:9"]) == 2
+    assert "no request was answered" in capsys.readouterr().err

@@ -116,6 +116,16 @@ def test_preempted_requests_may_go_back_to_the_line() -> None:
     assert len(back.requests) == 12
 
 
+def test_what_waits_at_one_instance_goes_where_room_comes_up() -> None:
+    """Three grow side by side until one is preempted; the other instance, full at first, has long been empty."""
+    arrivals = [Arrival(0.0, 100, 1100), Arrival(0.1, 2000, 30), Arrival(0.2, 100, 1100), Arrival(0.3, 100, 1100)]
+    where = {"instances": 2, "capacity_blocks": 160, "watermark": 0.0}
+    base = {"reserve_blocks": 0, "migrate": False, "placement": "freeness"}
+    stay, go = (run(scenario(cluster=where, parameters={**base, "redispatch_waiting": each}), arrivals) for each in (False, True))
+    assert stay.to_json()["preemptions"]
+    assert mean([each.preemption_loss_s for each in go.requests]) < mean([each.preemption_loss_s for each in stay.requests])
+
+
 @pytest.mark.parametrize("rule", [{"name": "demand", "max_instances": 6}, {"name": "freeness", "max_instances": 6, "hold_s": 2.0}])
 def test_instances_come_and_go_and_lose_nobody(rule: dict[str, Any]) -> None:
     burst = [Arrival(n * 0.02, 300, 200) for n in range(80)]
@@ -161,7 +171,7 @@ def test_the_arrivals_of_a_trace() -> None:
 )
 def test_any_workload_ends(arrivals: list[tuple[float, int, int]], policy: str, prefill: str, redispatch: bool) -> None:
     """No request is lost or served twice, whatever comes."""
-    parameters = {"redispatch_preempted": redispatch} if policy == "midstream" else {}
+    parameters = {"redispatch_preempted": redispatch, "redispatch_waiting": not redispatch} if policy == "midstream" else {}
     where = scenario(policy, parameters, cluster={"capacity_blocks": 64, "prefill": prefill, "max_prefill_tokens": 300})
     cluster = Cluster(where, [Arrival(*each) for each in sorted(arrivals)])
     cluster.run()
