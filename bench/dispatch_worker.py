@@ -117,8 +117,6 @@ async def dispatch(job: DispatchJob) -> Dispatched:
     told.by_instance = dict(spread)
     samples = (sample for family in metrics.conflicts.collect() for sample in family.samples)
     told.conflicts = next(sample.value for sample in samples if sample.name.endswith("_total"))
-        sample.value for family in metrics.conflicts.collect() for sample in family.samples if sample.name.endswith("_total")
-    )
     await store.close()
     return told
 

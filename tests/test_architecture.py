@@ -62,7 +62,7 @@ ONLY_IN = {
     "ray": ("deploy.launch.ray",),
     "requests": (),
     "zmq": ("backend.engine.vllm",),
-    "prometheus_client": ("gateway", "backend"),
+    "prometheus_client": ("gateway", "backend", "bench"),
     "fastapi": ("gateway", "backend.llumlet", "backend.engine.fake", "backend.engine.vllm"),
     "uvicorn": ("gateway", "backend", "bench", "deploy.launch"),
     "sse_starlette": ("gateway.admin",),

@@ -17,12 +17,8 @@ from simulator.scenario import Scenario, adapter
 
 _ROOT = Path(__file__).resolve().parents[2]
 CODE = (
-    "simulator/*.py",
-    "simulator/paper/result.py",
-    "gateway/policy/*.py",
-    "backend/engine/*.py",
-    "backend/registry/*.py",
-    "migration/*.py",
+    *("simulator/*.py", "simulator/paper/result.py", "gateway/policy/*.py"),
+    *("backend/engine/*.py", "backend/registry/*.py", "migration/*.py"),
 )
 """The sources that determine an outcome."""
 
