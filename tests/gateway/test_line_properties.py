@@ -34,7 +34,7 @@ class Gateway:
     """What of one gateway chooses instances. Nothing runs by itself."""
 
     def __init__(self, name: str, store: InstanceStore, seed: int) -> None:
-        chosen = GatewaySettings(_env_file=None, gateway_id=name, store_timeout_s=20)  # type: ignore[call-arg]
+        chosen = GatewaySettings(_env_file=None, gateway_id=name, store_timeout_s=20)
         clock, metrics, policy = time.monotonic, Metrics(CollectorRegistry()), chosen.build_policy()
         suspects = Suspects(clock, 0.0)
         self.ledger = Ledger(store, chosen, clock, metrics)

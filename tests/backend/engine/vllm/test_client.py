@@ -18,10 +18,6 @@ from migration.messages import HttpRequest
 pytestmark = pytest.mark.engine
 
 
-class Seen(VLLMClientError):
-    """The engine was asked; no more is needed here."""
-
-
 class Client(MigratingLLM):
     """Without an engine."""
 
@@ -31,7 +27,7 @@ class Client(MigratingLLM):
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, **keywords: Any) -> Any:
         self.asked = keywords
-        raise Seen
+        raise VLLMClientError("seen; no more is needed here")
 
 
 @pytest.mark.parametrize(("policy", "priority"), [("priority", 2), ("fcfs", 7)])
@@ -39,7 +35,7 @@ async def test_the_rank_of_its_tier_is_the_engines_priority_whatever_the_body_sa
     client = Client(policy)
     token = current_flight.set(Flight(Leg(RequestId("r"), 0), HttpRequest("/v1/completions", (), b""), tier="batch", rank=2))
     try:
-        with pytest.raises(Seen):
+        with pytest.raises(VLLMClientError):
             async for _ in client.generate("hello", SamplingParams(), "r", priority=7):
                 pass
     finally:
