@@ -149,10 +149,12 @@ class World:
                 assert sum(other.tokens for other in here) <= view.report.free_tokens
 
 
-asked = st.tuples(st.just("ask"), st.integers(0, 3), st.integers(1, 600), st.sampled_from(["high", "normal", "batch"]))
+asked = st.tuples(
+    st.just("ask"), st.integers(0, 3), st.sampled_from([10, 150, 200, 400]), st.sampled_from(["normal", "normal", "high", "batch"])
+)
 released = st.tuples(st.just("release"), st.integers(0, 20), st.just(0), st.just(""))
 bound = st.tuples(st.just("bind"), st.integers(0, 3), st.just(0), st.just(""))
-scripts = st.lists(asked | asked | released | bound, max_size=24)
+scripts = st.lists(asked | asked | asked | released | bound, min_size=8, max_size=24)
 
 
 @dataclass(eq=False)
@@ -205,7 +207,7 @@ def test_nobody_who_fits_waits_nobody_is_passed_and_no_memory_is_given_twice(pla
             await world.close()
 
     @settings(max_examples=place.examples, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-    @given(st.lists(st.integers(20, 60), min_size=1, max_size=4), scripts)
+    @given(st.lists(st.integers(26, 40), min_size=1, max_size=3), scripts)
     def play_all(blocks: list[int], script: list[tuple[str, int, int, str]]) -> None:
         place.run(lambda store: play(store, blocks, script))
 

@@ -22,7 +22,8 @@ DONE = b"data: [DONE]\n\n"
 
 
 def prepare(*tokens: int, body: bytes = CHAT_STREAM, created: int | None = 77, leg: Leg = LEG) -> Prepare:
-    headers = (("content-type", "application/json"), ("x-midstream-request", leg.request), ("content-length", str(len(body))))
+    ours = (("x-midstream-request", leg.request), ("x-midstream-rank", "2"))
+    headers = (("content-type", "application/json"), *ours, ("content-length", str(len(body))))
     return Prepare(
         leg=leg,
         source=InstanceId("i0"),
@@ -56,7 +57,7 @@ async def head(reader: Reader) -> bytes:
 async def test_an_arrived_request_is_replayed_and_goes_on(backend: Backend) -> None:
     await backend.arrivals.admit(prepare(7, 8))
     flight = backend.engine.flights[LEG]
-    assert (flight.tier, flight.http.path) == ("batch", f"{CHAT}?a=b")
+    assert (flight.tier, flight.rank, flight.http.path) == ("batch", 2, f"{CHAT}?a=b")
     async with backend.attach("R", 1) as reader:
         assert reader.headers["content-type"].startswith("text/event-stream")
         start = await head(reader)

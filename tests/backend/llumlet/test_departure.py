@@ -58,7 +58,7 @@ async def test_the_flight_holds_the_original_request(backend: Backend) -> None:
     async with backend.chat() as reader:
         await reader.until(event(""))
         flight = backend.engine.flights[LEG]
-        assert (flight.http.path, flight.http.body, flight.tier) == (CHAT, CHAT_STREAM, "high")
+        assert (flight.http.path, flight.http.body, flight.tier, flight.rank) == (CHAT, CHAT_STREAM, "high", 1)
         assert ("x-midstream-request", "R") in flight.http.headers
         assert (flight.created, flight.replay) == (100, None)
         (told,) = await backend.requests()

@@ -341,6 +341,7 @@ async def _instance(model: str, name: str, core: int, store: MemoryStore) -> Asy
     flags = [
         *("--model", model, "--served-model-name", MODEL, "--enforce-eager", "--max-model-len", str(MAX_MODEL_TOKENS)),
         *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(CAPACITY_BLOCKS), "--max-num-seqs", "8"),
+        *("--scheduling-policy", "priority"),
         *("--max-num-batched-tokens", "1024", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     ]
     port = free_port()

@@ -123,7 +123,12 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
     config = VllmConfig(
         model_config=ModelConfig(model=str(tmp_path), dtype="bfloat16", skip_tokenizer_init=True),
         scheduler_config=SchedulerConfig(
-            max_num_seqs=SLOTS, max_num_batched_tokens=BUDGET_TOKENS, max_model_len=512, is_encoder_decoder=False, async_scheduling=is_async
+            max_num_seqs=SLOTS,
+            max_num_batched_tokens=BUDGET_TOKENS,
+            max_model_len=512,
+            is_encoder_decoder=False,
+            async_scheduling=is_async,
+            policy="priority",
         ),
         cache_config=CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True),
     )
