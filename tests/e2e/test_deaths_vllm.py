@@ -1,12 +1,16 @@
 """Deaths of whole vLLM backends while a request moves between them: API process, engine and workers, all at once."""
 
+import contextlib
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.answers import assert_honest, assert_same
-from tests.e2e.fleet import Fleet
-from tests.e2e.scene import moving
+from tests.e2e.answers import assert_same
+from tests.e2e.fleet import Backend, Fleet
+from tests.e2e.scene import moving, running
 
 pytestmark = [pytest.mark.engine, pytest.mark.deaths, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
@@ -46,11 +50,27 @@ async def test_deaths_while_a_request_moves(vllm_fleet: Fleet) -> None:
     assert_same(scene.answer, unmoved)
     await fleet.settle()
 
-    # The source dies while it copies: an honest end, and nothing held at the destination.
+    # The source dies while it copies: the request is resumed at its destination.
     async with moving(fleet, PATH, body("copying")) as scene:
         await scene.copying()
         await scene.source.part.kill()
         outcome = await scene.outcome()
         assert (outcome["status"], outcome["error"]["code"]) in [(502, "instance_lost"), (502, "instance_unreachable")]
-    assert_honest(scene.answer, unmoved)
+    assert_same(scene.answer, unmoved)
     await fleet.settle()
+
+    # The engine's own process dies behind a server that lives a little longer.
+    await fleet.mend()
+    async with running(fleet, PATH, body("engine")) as scene:
+        os.kill(engine_core(scene.source), signal.SIGKILL)
+    assert_same(scene.answer, unmoved)
+
+
+def engine_core(backend: Backend) -> int:
+    """The process of vLLM's engine core, in the backend's process group."""
+    for directory in Path("/proc").glob("[0-9]*"):
+        pid = int(directory.name)
+        with contextlib.suppress(OSError):
+            if os.getpgid(pid) == backend.part.pid and b"EngineCore" in (directory / "cmdline").read_bytes():
+                return pid
+    raise AssertionError("no engine core is running")
