@@ -11,7 +11,7 @@ from typing import TypeAlias
 ENGINES = ("vllm", "fake")
 BENCHES = ("migration", "defrag", "tiers", "relay", "dispatch")
 """Modules of `bench` with a `main`."""
-LAUNCHERS = ("process", "kubernetes")
+LAUNCHERS = ("process", "ray", "kubernetes")
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -99,8 +99,11 @@ def add_backend(commands: Commands) -> None:
 def add_launcher(commands: Commands) -> None:
     description = "Start and stop backends when gateways ask (MIDSTREAM_LAUNCHER_URL). They outlive it: docs/scaling.md."
     parser = commands.add_parser("launcher", help="start backends when gateways ask", description=description)
-    parser.add_argument("--kind", choices=LAUNCHERS, default="process", help="what backends are: processes of this machine, or pods")
-    parser.add_argument("--namespace", default="default", help="of the StatefulSets, for kubernetes (default: %(default)s)")
+    parser.add_argument("--kind", choices=LAUNCHERS, default="process", help="what backends are: processes here, Ray actors, pods")
+    parser.add_argument("--namespace", default="default", help="of the actors or StatefulSets (default: %(default)s)")
+    parser.add_argument("--address", default="auto", help="of the Ray cluster (default: %(default)s, the one of this machine)")
+    parser.add_argument("--gpus", type=float, default=0.0, metavar="N", help="GPUs of a backend, for ray (default: %(default)s)")
+    parser.add_argument("--cpus", type=float, default=1.0, metavar="N", help="cores of a backend, for ray (default: %(default)s)")
     parser.add_argument("--engine", choices=ENGINES, default="vllm", help="kind of engine (default: %(default)s)")
     parser.add_argument(
         "--model", metavar="NAME_OR_PATH", help="model of backends for which none is named (default: SmolLM2-135M-Instruct)"
@@ -275,7 +278,7 @@ def run_launcher(options: argparse.Namespace) -> int:
     from deploy.launch import command
     from deploy.settings import DeploySettings
 
-    names = ("kind", "engine", "model", "host", "port", "backend_host", "namespace")
+    names = ("kind", "engine", "model", "host", "port", "backend_host", "namespace", "address", "gpus", "cpus")
     asked = command.LauncherOptions(**{name: getattr(options, name) for name in names}, redis_url=options.redis)
     return command.run(asked, DeploySettings())
 

@@ -14,13 +14,14 @@ from deploy.launch.server import serving
 from deploy.launch.service import Starter
 from deploy.model import ModelError
 from deploy.settings import DeploySettings
-from deploy.up import UpOptions, choose_model
+from deploy.up import Model, UpOptions, choose_model
 from gateway.scaling.launcher import LauncherError
 
 
 @dataclass(frozen=True, slots=True)
 class LauncherOptions:
-    """What was asked for. `namespace` is for `kubernetes`; engine, model, Redis and `backend_host` are for `process`."""
+    """What was asked for. Engine, model and Redis are not for `kubernetes`, `namespace` is not for `process`, `backend_host` only for that;
+    `address` (of the cluster), `gpus` and `cpus` (of one backend) are for `ray`."""
 
     kind: str
     engine: str
@@ -30,6 +31,9 @@ class LauncherOptions:
     backend_host: str
     redis_url: str | None
     namespace: str
+    address: str
+    gpus: float
+    cpus: float
 
 
 async def serve(starter: Starter, options: LauncherOptions, token: str | None) -> None:
@@ -72,7 +76,20 @@ def open_starter(options: LauncherOptions, settings: DeploySettings) -> Starter:
     if redis_url is None:
         raise LauncherError("backends need a shared Redis: --redis URL, or MIDSTREAM_REDIS_URL")
     model = choose_model(UpOptions(engine=options.engine, model=options.model), settings)
+    if options.kind == "ray":
+        return open_ray(options, settings, model, redis_url)
     return local_launcher(options.engine, model, redis_url, options.backend_host, settings)
+
+
+def open_ray(options: LauncherOptions, settings: DeploySettings, model: Model, redis_url: str) -> Starter:
+    """Raises LauncherError."""
+    try:
+        from deploy.launch.ray import BackendSpec, open_launcher
+    except ImportError as error:
+        raise LauncherError(f"the extra `ray` is needed: {error}") from error
+    resources = {"num_gpus": options.gpus, "num_cpus": options.cpus}
+    spec = BackendSpec(options.engine, model, redis_url, resources, settings.launcher_kill_after_s)
+    return open_launcher(options.address, options.namespace, spec)
 
 
 def is_loopback(host: str) -> bool:

@@ -19,7 +19,7 @@ from deploy.up import UpOptions, gateway_program
 from tests.e2e.fleet import HOST, until
 from tests.e2e.test_scale_out import READY_WITHIN_S, Up
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 TOKEN = "launch-secret"
 

@@ -14,7 +14,7 @@ from deploy.up import Model, UpOptions
 from tests.e2e.answers import Answer, assert_same
 from tests.e2e.fleet import REACHED_WITHIN_S, Backend, Fleet, open_fleet, until
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 PATH = "/v1/chat/completions"
 TOKENS = 1200

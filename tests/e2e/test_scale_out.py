@@ -17,10 +17,10 @@ from tests.e2e.answers import Answer, assert_same
 from tests.e2e.fleet import HOST, found, until
 from tests.e2e.test_scale_in import BACKENDS, PATH, STREAMS, TOKENS, body_of
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).resolve().parents[2]
-READY_WITHIN_S = 60.0
+READY_WITHIN_S = 120.0
 SOON_S = 20.0
 
 
@@ -128,3 +128,16 @@ async def test_instances_come_and_go_under_load(tmp_path: Path) -> None:
         shrunk = await up.wait_over(await up.order("scale-in", count=1))
         assert [one["instance"] for one in shrunk["instances"]] == [grown["instances"][-1]["instance"]]
         assert await up.ready() == {grown["instances"][0]["instance"]}
+
+
+async def test_a_rule_brings_the_fleet_to_its_least(tmp_path: Path) -> None:
+    rule = '{"name": "demand", "min_instances": 2, "max_instances": 2, "cool_down_s": 600}'
+    async with running_up(tmp_path, MIDSTREAM_AUTOSCALE=rule, MIDSTREAM_AUTOSCALE_INTERVAL_S="0.2") as up:
+
+        async def is_grown() -> bool:
+            return len(await up.ready()) == 2
+
+        await until(is_grown, READY_WITHIN_S)
+        (operation,) = (await up.get("/admin/operations"))["operations"]
+        assert (operation["kind"], operation["origin"]) == ("scale_out", "autoscaler")
+        assert (await up.wait_over(operation["id"]))["state"] == "done"

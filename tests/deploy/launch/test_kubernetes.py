@@ -12,7 +12,7 @@ pytest.importorskip("kubernetes", reason="the extra `kubernetes` is not installe
 import yaml
 from kubernetes import client
 
-from deploy.launch.kubernetes import LABEL, MODEL, KubernetesLauncher
+from deploy.launch.kubernetes import LABEL, MODEL, KubernetesLauncher, open_launcher
 from gateway.scaling.launcher import LauncherError, LaunchState
 from migration.leg import InstanceId
 from tests.deploy.launch.cluster import CREATED, NAMESPACE, ApiServer, unknown_fields
@@ -122,6 +122,13 @@ async def test_an_api_server_that_is_not_there() -> None:
         launcher = KubernetesLauncher(client.AppsV1Api(api), client.CoreV1Api(api), NAMESPACE, timeout_s=1.0, now=lambda: CREATED)
         with pytest.raises(LauncherError, match="does not answer"):
             await launcher.list()
+
+
+def test_no_cluster_to_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(LauncherError, match="no access"):
+        open_launcher(NAMESPACE, 1.0, lambda: CREATED)
 
 
 def test_the_stand_in_knows_the_schemas() -> None:

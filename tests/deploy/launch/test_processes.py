@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launch.command import is_loopback
 from deploy.launch.processes import Placed, ProcessLauncher
 from deploy.launch.runner import DetachedRunner, Process, SupervisedRunner, born_ticks
 from deploy.process import Program, supervise
@@ -159,10 +158,3 @@ async def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(LauncherError):
         await launcher.launch(A, None)
     assert await launcher.list() == []
-
-
-def test_who_can_reach_a_launcher() -> None:
-    assert is_loopback("127.0.0.1")
-    assert is_loopback("localhost")
-    assert not is_loopback("0.0.0.0")
-    assert not is_loopback("launcher.internal")
