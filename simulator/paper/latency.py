@@ -128,14 +128,8 @@ def _largest(found: Sequence[Finding], claim: Claim, name: str) -> float | None:
 
 def _saved_loss(found: Sequence[Finding], base: str, name: str) -> float | None:
     """Share of the loss that is gone, of the sum over all traces and rates."""
-    ratio_of_sums = ratio_by_sum(of(found, series=name), of(found, series=base))
-    return None if ratio_of_sums is None else 1 - ratio_of_sums
-
-
-def ratio_by_sum(findings: Sequence[Finding], base: Sequence[Finding]) -> float | None:
-    """Of the mean preemption losses over everything."""
-    below = average(base, "preemption_loss")
-    return average(findings, "preemption_loss") / below if below > 0 else None
+    below = average(of(found, series=base), "preemption_loss")
+    return 1 - average(of(found, series=name), "preemption_loss") / below if below > 0 else None
 
 
 def _latencies(found: Sequence[Finding]) -> str:
