@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from gateway.metrics import Metrics
-from gateway.policy.decision import Bind, Decision, Dispatch, Pairing, Trade, scores, to_json
+from gateway.policy.decision import Bind, Decision, Dispatch, Pairing, Trade, bind_scores, scores, to_json
 from gateway.policy.rebalance import Reason
 from migration.choice import Move, Standing
 from migration.leg import InstanceId, RequestId
@@ -70,6 +70,8 @@ class Noted:
         match what:
             case Dispatch():
                 told["alternatives"] = scores(what)
+            case Bind():
+                told["alternatives"] = bind_scores(what)
             case Moving():
                 told |= {"source": _sums(what.source), "destination": _sums(what.destination)}
                 told |= {"reason": what.reason.value, "gain_s": what.move.gain_s}

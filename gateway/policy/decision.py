@@ -19,6 +19,7 @@ from gateway.policy.line import Binding, Immediate, LateBinding, LinePolicy, Lin
 from gateway.policy.load import dispatch_freeness, standing
 from gateway.policy.price import placement_cost_s
 from gateway.policy.rebalance import Grant, Pair
+from gateway.policy.tier import Tiers
 from gateway.policy.view import ClusterView, InstanceView, RequestView, ViewState
 from migration.choice import Move
 from migration.leg import InstanceId
@@ -125,6 +126,19 @@ def scores(decision: Dispatch) -> Sequence[Mapping[str, object]]:
             )
         rows.append(row)
     return rows
+
+
+def bind_scores(decision: Bind) -> Mapping[str, Sequence[Mapping[str, object]]]:
+    """For each request that was bound: what the instances looked like, each on its own, the cheapest or freest first."""
+    tiers = decision.policy.tiers if isinstance(decision.policy, LateBinding) else Tiers()
+    bound = {binding.request for binding in decision.bindings}
+    told = {}
+    for waiting in decision.line.waiting:
+        if waiting.view.request in bound:
+            rule, seed = Cheapest(tiers=tiers), decision.seed
+            order = tuple(rule.order(waiting.view, decision.cluster, Random(seed)))
+            told[str(waiting.view.request)] = scores(Dispatch(waiting.view, rule, decision.cluster, seed, order))
+    return told
 
 
 # -- JSON

@@ -28,15 +28,15 @@ async def test_a_dispatch_is_kept_logged_and_counted(rig: Rig, caplog: pytest.Lo
     await rig.ask(headers={"x-request-id": "second"})
     latest, first = (await rig.client.get("/admin/decisions")).json()["decisions"]
     assert (latest["number"], latest["requests"], first["requests"]) == (2, ["second"], ["first"])
-    assert (first["kind"], first["chosen"]) == ("dispatch", ["a"])
-    assert [row["instance"] for row in first["alternatives"]] == ["a", "b"]
+    assert (first["kind"], first["chosen"]) == ("bind", ["a"])
+    assert [row["instance"] for row in first["alternatives"]["first"]] == ["a", "b"]
     assert [view["instance"] for view in first["decision"]["view"]] == ["a", "b"]
-    assert first["decision"]["request"]["tier"] == "high"
+    assert first["decision"]["line"]["waiting"][0]["view"]["tier"] == "high"
     for told_of in (latest, first):
         assert to_json(replay(from_json(told_of["decision"]))) == told_of["decision"]
     lines = [json.loads(record.getMessage()) for record in caplog.records]
     assert lines == [first, latest]
-    assert await rig.metric('midstream_gateway_decisions_total{instance="a",kind="dispatch"} 2.0')
+    assert await rig.metric('midstream_gateway_decisions_total{instance="a",kind="bind"} 2.0')
 
 
 async def test_decisions_can_be_narrowed(rig: Rig) -> None:
@@ -50,7 +50,7 @@ async def test_decisions_can_be_narrowed(rig: Rig) -> None:
 
     assert await names("limit=2") == ["three", "two"]
     assert await names("request=two") == ["two"]
-    assert await names("kind=dispatch&request=one&limit=9") == ["one"]
+    assert await names("kind=bind&request=one&limit=9") == ["one"]
     assert await names("kind=move") == []
     for query, param in (("kind=hope", "kind"), ("limit=-1", "limit"), ("limit=x", "limit"), ("limit=", "limit")):
         answer = await rig.client.get(f"/admin/decisions?{query}")
