@@ -20,7 +20,7 @@ from backend.registry.store import InstanceStore
 from gateway import routes
 from gateway.admin.router import admin_router
 from gateway.composition import Composition
-from gateway.decisions import DecisionLog
+from gateway.decisions import LOGGED, DecisionLog
 from gateway.dispatcher import Dispatcher
 from gateway.errors import GatewayError, MalformedBody, MethodNotAllowed, NotFound
 from gateway.events import EventFeed
@@ -81,7 +81,7 @@ def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream,
     metrics = Metrics(CollectorRegistry(), settings.prometheus_dir)
     ledger = Ledger(store, settings, clock, metrics)
     metrics.show_cluster(ledger.last_view)
-    decisions = DecisionLog(settings.decisions_kept, logged=settings.log_decisions, metrics=metrics)
+    decisions = DecisionLog(settings.decisions_kept, logged=LOGGED[settings.log_decisions], metrics=metrics)
     dispatcher = Dispatcher(ledger, policy, settings, clock, Random(), decisions)
     events = EventFeed(settings.max_queued_events)
     watch = InstanceWatch(ledger, events)

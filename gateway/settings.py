@@ -79,9 +79,11 @@ class GatewaySettings(BaseSettings):
     )
 
     decisions_kept: int = Field(default=1000, ge=0, description="Decisions that /admin/decisions can tell of: the latest so many.")
-    log_decisions: bool = Field(
-        default=True,
-        description="Write a line of JSON for each dispatch and each move: what was seen, what else there was, what was chosen.",
+    log_decisions: str = Field(
+        default="moves",
+        pattern="^(none|moves|all)$",
+        description="Decisions that are lines of JSON in the log, with all that was seen: `none`, `moves`, or `all`. With all, each "
+        "dispatch is a line of some hundred bytes for each instance.",
     )
 
     admin_timeout_s: float = Field(default=1.0, gt=0, description="Seconds an instance may take to list its requests.")
