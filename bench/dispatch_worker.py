@@ -92,7 +92,7 @@ async def dispatch(job: DispatchJob) -> Dispatched:
     store = RedisStore(job.redis)
     metrics = Metrics(CollectorRegistry())
     ledger = Ledger(store, settings, time.monotonic, metrics)
-    decisions = DecisionLog(settings.decisions_kept, logged=False, metrics=metrics)
+    decisions = DecisionLog(settings.decisions_kept, logged=frozenset(), metrics=metrics)
     line = Line(ledger, policy, suspects, settings, time.monotonic, metrics, decisions)
     chance = random.Random(job.seed)
     dispatcher = Dispatcher(ledger, line, policy, suspects, settings, time.monotonic, metrics, chance, decisions)

@@ -26,7 +26,7 @@ from gateway.access.keyfile import KeyFile
 from gateway.access.limiter import Limiter
 from gateway.admin.router import admin_router
 from gateway.composition import Composition
-from gateway.decisions import DecisionLog
+from gateway.decisions import LOGGED, DecisionLog
 from gateway.dispatcher import Dispatcher
 from gateway.errors import GatewayError, MalformedBody, MethodNotAllowed, NotFound
 from gateway.events import EventFeed
@@ -124,7 +124,7 @@ def compose(
     metrics = Metrics(CollectorRegistry(), settings.prometheus_dir)
     ledger = Ledger(store, settings, clock, metrics)
     metrics.show_cluster(ledger.last_view)
-    decisions = DecisionLog(settings.decisions_kept, logged=settings.log_decisions, metrics=metrics)
+    decisions = DecisionLog(settings.decisions_kept, logged=LOGGED[settings.log_decisions], metrics=metrics)
     suspects = Suspects(clock, settings.suspect_s)
     line = Line(ledger, policy, suspects, settings, clock, metrics, decisions)
     dispatcher = Dispatcher(ledger, line, policy, suspects, settings, clock, metrics, Random(), decisions)

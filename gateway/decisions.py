@@ -3,7 +3,7 @@
 import json
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -15,6 +15,8 @@ from migration.choice import Move, Standing
 from migration.leg import InstanceId, RequestId
 
 KINDS = ("dispatch", "bind", "move")
+LOGGED = {"none": (), "moves": ("move",), "all": KINDS}
+"""The kinds that are lines of the log, by MIDSTREAM_LOG_DECISIONS."""
 
 log = logging.getLogger("midstream.gateway.decisions")
 
@@ -90,9 +92,9 @@ class Noted:
 
 
 class DecisionLog:
-    """Owned by the app. The last `kept` decisions can be read; with `logged` each is a line of the log, too."""
+    """Owned by the app. The last `kept` decisions can be read; those of the `logged` kinds are lines of the log, too."""
 
-    def __init__(self, kept: int, *, logged: bool, metrics: Metrics) -> None:
+    def __init__(self, kept: int, *, logged: Collection[str], metrics: Metrics) -> None:
         self._kept: deque[Noted] = deque(maxlen=kept)
         self._logged = logged
         self._metrics = metrics
@@ -105,7 +107,7 @@ class DecisionLog:
         self._kept.append(noted)
         for instance in noted.chosen if made is None else made:
             self._metrics.note_decision(what.kind, instance)
-        if self._logged and log.isEnabledFor(logging.INFO):
+        if what.kind in self._logged and log.isEnabledFor(logging.INFO):
             log.info("%s", json.dumps(noted.to_json(), separators=(",", ":")))
 
     def find(self, kind: str | None, request: str | None, limit: int) -> Sequence[Noted]:

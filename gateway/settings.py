@@ -138,9 +138,11 @@ class GatewaySettings(PeerSettings):
     )
 
     decisions_kept: int = Field(default=1000, ge=0, description="Decisions that /admin/decisions can tell of: the latest so many.")
-    log_decisions: bool = Field(
-        default=True,
-        description="Write a line of JSON for each dispatch and each move: what was seen, what else there was, what was chosen.",
+    log_decisions: str = Field(
+        default="moves",
+        pattern="^(none|moves|all)$",
+        description="Decisions that are lines of JSON in the log, with all that was seen: `none`, `moves`, or `all`. With all, each "
+        "dispatch is a line of some hundred bytes for each instance.",
     )
 
     policy: str = Field(

@@ -144,8 +144,29 @@ def bind_scores(decision: Bind) -> Mapping[str, Sequence[Mapping[str, object]]]:
 # -- JSON
 
 _BLANK = LoadReport(
-    InstanceId(""), "", 0, "", InstanceState.READY, (), "", 0, 0, 0, 0, 0, 0, 0, "", 0.0, (), 0, 0, 0, 0, 0
-)  # fmt: skip
+    instance=InstanceId(""),
+    incarnation="",
+    sequence=0,
+    url="",
+    state=InstanceState.READY,
+    models=(),
+    engine="",
+    capacity_tokens=0,
+    free_tokens=0,
+    block_tokens=0,
+    running=0,
+    waiting=0,
+    waiting_tokens=0,
+    head_tokens=0,
+    head_tier="",
+    oldest_waiting_s=0.0,
+    tiers=(),
+    preemptions=0,
+    migrations_in=0,
+    migrations_out=0,
+    max_batch=0,
+    max_model_tokens=0,
+)
 _UNSEEN = frozenset(("incarnation", "sequence", "url", "engine"))
 """Of a report, what no policy looks at."""
 

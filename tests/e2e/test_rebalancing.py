@@ -38,7 +38,7 @@ class Played:
 
 
 async def play(logs: Path, rebalance: str) -> Played:
-    environment = {"MIDSTREAM_REBALANCE": rebalance, "MIDSTREAM_LOG_DECISIONS": "false"}
+    environment = {"MIDSTREAM_REBALANCE": rebalance, "MIDSTREAM_LOG_DECISIONS": "none"}
     options = UpOptions(engine="fake", instances=2)
     async with (
         open_fleet(logs, options, Model("fake", "fake"), backend_environment=BACKENDS, gateway_environment=environment) as fleet,

@@ -20,7 +20,12 @@ async def answers(exchange: Exchange) -> None:
     await exchange.stream(*told())
 
 
-async def test_a_dispatch_is_kept_logged_and_counted(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_dispatch_is_kept_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    async with make_rig(log_decisions="all") as rig:
+        await _two_dispatches(rig, caplog)
+
+
+async def _two_dispatches(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "midstream.gateway.decisions")
     (await rig.add("a")).script = answers
     (await rig.add("b", running=3)).script = answers
@@ -57,9 +62,9 @@ async def test_decisions_can_be_narrowed(rig: Rig) -> None:
         assert (answer.status_code, answer.json()["error"]["code"], answer.json()["error"]["param"]) == (400, "invalid_query", param)
 
 
-async def test_a_bounded_number_is_kept_and_the_log_can_be_off(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bounded_number_is_kept_and_dispatches_are_not_logged_unless_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "midstream.gateway.decisions")
-    async with make_rig(decisions_kept=2, log_decisions=False) as rig:
+    async with make_rig(decisions_kept=2) as rig:
         (await rig.add("a")).script = answers
         for _ in range(4):
             await rig.ask()
@@ -68,7 +73,8 @@ async def test_a_bounded_number_is_kept_and_the_log_can_be_off(caplog: pytest.Lo
     assert not caplog.records
 
 
-async def test_a_move_says_why() -> None:
+async def test_a_move_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "midstream.gateway.decisions")
     store = MemoryStore(time.monotonic)
     moving = MidstreamPolicy(interval_s=0.05, requeue=False, price_moves=False).build(Tiers())
     async with fleet(store) as scene, gateway(store, moving) as url, httpx.AsyncClient(timeout=10) as client:
@@ -84,3 +90,4 @@ async def test_a_move_says_why() -> None:
         {"source": first["source"]["instance"], "destination": first["destination"]["instance"], "reason": "memory"}
     ]
     assert to_json(replay(from_json(first["decision"]))) == first["decision"]
+    assert json.loads(caplog.records[0].getMessage()) == first

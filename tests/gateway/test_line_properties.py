@@ -39,7 +39,7 @@ class Gateway:
         clock, metrics, policy = time.monotonic, Metrics(CollectorRegistry()), chosen.build_policy()
         suspects = Suspects(clock, 0.0)
         self.ledger = Ledger(store, chosen, clock, metrics)
-        decisions = DecisionLog(0, logged=False, metrics=metrics)
+        decisions = DecisionLog(0, logged=frozenset(), metrics=metrics)
         self.line = Line(self.ledger, policy, suspects, chosen, clock, metrics, decisions)
         self.dispatcher = Dispatcher(self.ledger, self.line, policy, suspects, chosen, clock, metrics, Random(seed), decisions)
 

@@ -8,11 +8,20 @@ import pytest
 
 from backend.registry.memory import MemoryStore
 from backend.registry.redis import RedisStore
+from gateway.app import compose
+from gateway.errors import UpstreamDeclined
+from gateway.mover import order
 from gateway.policy.config import MidstreamPolicy, Policy
+from gateway.policy.dispatch import LeastLoaded
 from gateway.policy.tier import Tiers
+from gateway.settings import GatewaySettings
+from gateway.term import Office
+from gateway.upstream import Upstream
+from migration.leg import InstanceId, RequestId
+from migration.plan import Destination, MigrationPlan
 from tests.backend.registry.conftest import redis_store, redis_url  # noqa: F401  # fixtures
 from tests.gateway.conftest import until
-from tests.gateway.fake_fleet import Fleet, fleet, gateway, metrics
+from tests.gateway.fake_fleet import Fleet, Stream, fleet, gateway, metrics, site
 
 SHORT, LONG, TOKENS = 600, 1000, 90
 """Two short prompts on each of two instances of 2,048 tokens leave 848 free on each: too few for the long one, enough together."""
@@ -122,3 +131,57 @@ def _not(condition: Callable[[], Awaitable[bool]]) -> Callable[[], Awaitable[boo
         return not await condition()
 
     return look
+
+
+async def test_a_new_instance_takes_its_share_for_the_price() -> None:
+    """Ten requests slow each other down, by what the engine has measured; an empty one beside them takes some."""
+    store = MemoryStore(time.monotonic)
+    costs = {"decode_base_s": 0.005, "decode_per_request_s": 0.008, "capacity_blocks": 256}
+    moving = policy(out_tokens=-1e9, requeue=False)
+    async with site("i1", store, **costs) as first, gateway(store, moving) as url, asyncio.TaskGroup() as tasks:
+        streams = []
+        for number in range(8):
+            streams.append(Stream(f"r{number}"))
+            tasks.create_task(streams[-1].read(url, 60, 100))
+            await until(lambda: streams[-1].events > 5)
+        cost = first.engine.load().cost
+        assert cost.per_request_s + 100 * cost.per_token_s > 0.001  # which of the two it is, requests of one length do not tell
+        async with site("i2", store, **costs) as second:
+            await until(lambda: second.engine.load().running >= 2, within_s=10)
+
+            async def are_counted() -> bool:
+                return await moved(url, "price") >= 2
+
+            await until(are_counted)
+            await until(lambda: all(stream.done for stream in streams), within_s=20)
+    for stream in streams:
+        assert stream.text.endswith(b"data: [DONE]\n\n")
+        assert stream.events >= 100
+
+
+async def test_what_a_stalled_gateway_orders_too_late_is_refused(redis_store: RedisStore) -> None:  # noqa: F811
+    """It took the lease, and slept; another one acts by now; then it wakes up and believes that nothing has happened."""
+    settings = GatewaySettings.model_validate({"gateway_id": "sleeper"})
+    async with fleet(redis_store) as scene, Upstream.open(5.0) as upstream:
+        parts = compose(settings, redis_store, upstream, LeastLoaded())
+        sleeper = Office("rebalance", "sleeper", redis_store.leases, ttl_s=0.2, timeout_s=1, clock=time.monotonic)
+        await sleeper.hold()
+        old = sleeper.term
+        assert old is not None
+        async with gateway(redis_store, policy(requeue=False)) as url:
+            await until(leads(url))
+            assert await play(scene, url) == 0
+            assert await moved(url, "memory") >= 1
+            late = scene.ask(url, "late", 100, 60)
+            await until(late.started.is_set)
+            holder = next(each for each in scene.sites if each.engine.load().running)
+            other = next(each for each in scene.sites if each is not holder)
+            view = (await parts.ledger.view(0.0)).find(InstanceId(holder.instance))
+            assert view is not None
+            plan = MigrationPlan(RequestId("late"), Destination(InstanceId(other.instance), other.url))
+            with pytest.raises(UpstreamDeclined) as refused:
+                await order(parts, plan, view, token=old.token)
+            assert refused.value.answered == 409
+            assert not sleeper.may_act(old)
+            assert not other.engine.load().running
+            await until(lambda: late.done, within_s=10)
