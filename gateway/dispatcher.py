@@ -11,11 +11,11 @@ from backend.registry.line import Passage
 from backend.registry.store import Candidate
 from gateway.errors import ModelNotFound, NoInstance, NoOtherInstance
 from gateway.ledger import Ledger, Place
-from gateway.line import Line, demand_tokens
+from gateway.line import Line
 from gateway.metrics import Metrics
 from gateway.policy.config import Policy
 from gateway.policy.dispatch import eligible
-from gateway.policy.line import Immediate, LineView, Waiting
+from gateway.policy.line import Immediate, LineView, Waiting, demand_tokens
 from gateway.policy.view import ClusterView, InstanceView, RequestView
 from gateway.settings import GatewaySettings
 from gateway.suspects import Suspects
@@ -94,7 +94,7 @@ class Dispatcher:
                 served = bool(eligible(request, cluster))
                 if not served:
                     continue
-                if self._line.holds_back(line, self._line.rank_of(place.tier)):
+                if self._line.holds_back(line, self._policy.rank_of(place.tier)):
                     break
                 view = await self._try(place, request, line, self._suspects.without(cluster, request))
                 if view is not None:
@@ -110,7 +110,7 @@ class Dispatcher:
         view = LineView(waiting, 0.0, 0, self._line.expected_output_tokens)
         for binding in self._policy.line.bind(view, cluster, self._rng):
             candidate = Candidate(binding.instance, binding.claims_seen)
-            passage = Passage(line, self._line.rank_of(place.tier))
+            passage = Passage(line, self._policy.rank_of(place.tier))
             if not binding.ahead and await self._ledger.take(place, (candidate,), passage):
                 return cluster.find(binding.instance)
         return None

@@ -194,7 +194,7 @@ class Relay:
     async def _ride(self, instance: InstanceView) -> None:
         """The answer from this instance, and from those it moves on to. Returns when it is complete. Raises UpstreamFailed."""
         self._served_by = instance.id
-        headers = request_headers(self._raw_headers, self._request, self.tier, self._parts.line.rank_of(self.tier))
+        headers = request_headers(self._raw_headers, self._request, self.tier, self._parts.policy.rank_of(self.tier))
         try:
             async with asyncio.timeout(self._settings.attempt_timeout_s) as self._patience, AsyncExitStack() as legs:
                 opened = await self._parts.upstream.post(instance.report.url, self._target, headers, self._body)
