@@ -48,6 +48,7 @@ class Dispatcher:
 
     async def choose(self, place: Place, model: str | None, excluded: frozenset[InstanceId]) -> InstanceView:
         """Put the request on an instance. Raises ModelNotFound, NoInstance, QueueFull, PatienceOver. The caller sets a deadline."""
+        await self._ledger.give_back(place)  # of an instance that failed it; nothing else may be held by one that waits
         request = RequestView(place.request, model, place.tier, place.prompt_tokens, excluded, sequence=next(self._numbers))
         if isinstance(self._policy.line, Immediate):
             return await self._choose_at_once(place, request)

@@ -164,7 +164,7 @@ class Relay:
     async def _choose(self) -> InstanceView:
         """Time in line counts towards its tier's patience, and not towards the deadline of the first byte."""
         queued_s, deadline_s = self._place.queued_s, self._deadline.when()
-        if self._choice.tier.sheddable:
+        if self._choice.tier.sheddable and not self._deadline.expired():
             self._deadline.reschedule(None)
         try:
             return await self._parts.dispatcher.choose(self._place, self._fields.model, frozenset(self._tried))
