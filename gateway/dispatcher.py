@@ -12,12 +12,12 @@ from backend.registry.store import Candidate
 from gateway.decisions import DecisionLog
 from gateway.errors import ModelNotFound, NoInstance, NoOtherInstance
 from gateway.ledger import Ledger, Place
-from gateway.line import Line, demand_tokens
+from gateway.line import Line
 from gateway.metrics import Metrics
 from gateway.policy.config import Policy
 from gateway.policy.decision import Bind, Dispatch
 from gateway.policy.dispatch import eligible
-from gateway.policy.line import Immediate, LineView, Waiting
+from gateway.policy.line import Immediate, LineView, Waiting, demand_tokens
 from gateway.policy.view import ClusterView, InstanceView, RequestView
 from gateway.settings import GatewaySettings
 from gateway.suspects import Suspects
@@ -52,6 +52,7 @@ class Dispatcher:
 
     async def choose(self, place: Place, model: str | None, excluded: frozenset[InstanceId]) -> InstanceView:
         """Put the request on an instance. Raises ModelNotFound, NoInstance, QueueFull, PatienceOver. The caller sets a deadline."""
+        await self._ledger.give_back(place)  # of an instance that failed it; nothing else may be held by one that waits
         request = RequestView(place.request, model, place.tier, place.prompt_tokens, excluded, sequence=next(self._numbers))
         if isinstance(self._policy.line, Immediate):
             return await self._choose_at_once(place, request)
@@ -105,7 +106,7 @@ class Dispatcher:
                 served = bool(eligible(request, cluster))
                 if not served:
                     continue
-                if self._line.holds_back(line, self._line.rank_of(place.tier)):
+                if self._line.holds_back(line, self._policy.rank_of(place.tier)):
                     break
                 view = await self._try(place, request, line, self._suspects.without(cluster, request))
                 if view is not None:
@@ -123,7 +124,7 @@ class Dispatcher:
         bindings = self._policy.line.bind(view, cluster, Random(seed))
         for binding in bindings:
             candidate = Candidate(binding.instance, binding.claims_seen)
-            passage = Passage(line, self._line.rank_of(place.tier))
+            passage = Passage(line, self._policy.rank_of(place.tier))
             if not binding.ahead and await self._ledger.take(place, (candidate,), passage):
                 self._decisions.note(Bind(view, self._policy.line, cluster, seed, tuple(bindings)))
                 return cluster.find(binding.instance)

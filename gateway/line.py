@@ -20,11 +20,11 @@ from backend.registry.store import Candidate, StoreError
 from gateway.decisions import DecisionLog
 from gateway.errors import PatienceOver, QueueFull
 from gateway.ledger import Ledger, Place
+from gateway.line_pace import LinePace
 from gateway.metrics import Metrics
 from gateway.policy.config import Policy
 from gateway.policy.decision import Bind
-from gateway.policy.line import Binding, LineView, Waiting
-from gateway.policy.pace import Pace, retry_after_s
+from gateway.policy.line import Binding, LineView, Waiting, demand_tokens
 from gateway.policy.view import ClusterView, InstanceView, RequestView
 from gateway.settings import GatewaySettings
 from gateway.suspects import Suspects
@@ -75,7 +75,7 @@ class Line:
         self._metrics = metrics
         self._waiters: dict[RequestId, Waiter] = {}
         self._moved = asyncio.Event()
-        self._paces: dict[str, Pace] = {}
+        self._pace = LinePace(ledger, policy, clock)
         self.choosing = asyncio.Lock()
         self.expected_output_tokens = FIRST_GUESS_TOKENS
 
@@ -94,10 +94,6 @@ class Line:
         """Whether a newcomer of that rank has requests of this gateway before it."""
         return any(waiter.ticket.line == line and waiter.ticket.rank <= rank for waiter in self._waiters.values())
 
-    def rank_of(self, tier: str) -> int:
-        """What orders its requests; 0 for all if the policy does not rank."""
-        return self._policy.tiers.find(tier).rank if self._policy.ranked else 0
-
     def note_answer(self, tokens: int) -> None:
         """An answer is complete, and was so long."""
         self.expected_output_tokens += GUESS_WEIGHT * (tokens - self.expected_output_tokens)
@@ -114,7 +110,7 @@ class Line:
             async with asyncio.timeout(None if waiter.until_s == inf else max(0.0, waiter.until_s - self._clock())):
                 return await waiter.bound
         except TimeoutError:
-            after_s = await self._retry_after_s(waiter.ticket)
+            after_s = await self._pace.ask_retry_after_s(waiter.ticket)
             raise PatienceOver(f"No instance had room within {waiter.until_s - waiter.joined_s:.3g} s.", retry_after_s=after_s) from None
         except QueueFull:
             in_line = False
@@ -217,7 +213,7 @@ class Line:
             line,
             self._settings.gateway_id,
             tier.name,
-            self.rank_of(tier.name),
+            self._policy.rank_of(tier.name),
             place.prompt_tokens,
             tuple(sorted(request.excluded)),
         )
@@ -235,7 +231,8 @@ class Line:
             return False
         if not joined:
             raise QueueFull(
-                f"As many requests of tier '{tier.name}' wait as may. Try again later.", retry_after_s=await self._retry_after_s(ticket)
+                f"As many requests of tier '{tier.name}' wait as may. Try again later.",
+                retry_after_s=await self._pace.ask_retry_after_s(ticket),
             )
         return True
 
@@ -251,7 +248,7 @@ class Line:
         except StoreError:
             now_s = self._clock()
             return LineSight([Standing(each.ticket, now_s - each.joined_s) for each in mine], {}, 0, 0, frozenset()), cluster
-        self._note_pace(line, sight)
+        self._pace.see(line, sight)
         if len(sight.standings) < self._settings.line_window:
             seen = {standing.ticket.request for standing in sight.standings}
             lost = [each.ticket.request for each in mine if each.ticket.request not in seen | sight.shed]
@@ -264,7 +261,7 @@ class Line:
         """Refuse those that were shed, and line those up again that the store has lost."""
         for request in sight.shed & self._waiters.keys():
             waiter = self._waiters[request]
-            after_s = self._retry_after(waiter.ticket, sight)
+            after_s = self._pace.retry_after_s(waiter.ticket, sight)
             if not waiter.bound.done():
                 waiter.bound.set_exception(
                     QueueFull("A more urgent request got the place in line. Try again later.", retry_after_s=after_s)
@@ -309,30 +306,3 @@ class Line:
             made[binding.instance] += 1
             waiter.bound.set_result(view)
         return list(made.elements())
-
-    def _note_pace(self, line: str, sight: LineSight) -> None:
-        now_s = self._clock()
-        known = self._paces.get(line)
-        self._paces[line] = Pace(sight.bound, now_s) if known is None else known.seen(sight.bound, now_s)
-
-    async def _retry_after_s(self, ticket: Ticket) -> int:
-        try:
-            sight = await self._ledger.ask(lambda: self._ledger.line.look(ticket.line, 0))
-        except StoreError:
-            return retry_after_s(0, None)
-        self._note_pace(ticket.line, sight)
-        return self._retry_after(ticket, sight)
-
-    def _retry_after(self, ticket: Ticket, sight: LineSight) -> int:
-        before = sum(count for tier, count in sight.waiting.items() if self.rank_of(tier) <= ticket.rank)
-        pace = self._paces.get(ticket.line)
-        return retry_after_s(before, pace.per_s if pace else None)
-
-
-def demand_tokens(request: RequestView, cluster: ClusterView) -> int:
-    """What it needs to start, as far as any instance could give it: an estimate beyond that is for the engine to judge."""
-    largest = max(
-        (min(view.report.capacity_tokens, view.report.max_model_tokens) for view in cluster.instances if view.serves(request.model)),
-        default=request.prompt_tokens,
-    )
-    return min(request.prompt_tokens, largest)

@@ -207,7 +207,7 @@ class Relay:
     async def _open(self, url: str) -> UpstreamResponse:
         """Ask an instance to begin, or to go on with what the client has been shown."""
         leg = Leg(self._request, self._attempts.next_epoch())
-        headers = request_headers(self._asked.headers, leg.request, self.tier, self._parts.line.rank_of(self.tier), leg.epoch)
+        headers = request_headers(self._asked.headers, leg.request, self.tier, self._parts.policy.rank_of(self.tier), leg.epoch)
         if self._attempts.resuming is None:
             return await self._parts.upstream.post(url, self._asked.target, headers, self._asked.body)
         self._gap_leg = leg

@@ -40,7 +40,7 @@ async def _choose(
 ) -> InstanceView:
     """Time in line counts towards its tier's patience, and not towards the deadline of the first byte."""
     queued_s, deadline_s = place.queued_s, deadline.when()
-    if asked.tier.sheddable:
+    if asked.tier.sheddable and not deadline.expired():
         deadline.reschedule(None)
     try:
         return await parts.dispatcher.choose(place, asked.fields.model, excluded)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from migration.leg import InstanceId, RequestId
 
-SHED_TTL_S = 60.0
+SHED_TTL_S = 10.0
 """How long it is remembered that a request was shed, for its gateway to see."""
 
 
@@ -159,7 +159,6 @@ class MemoryLine:
 
     async def leave(self, request: RequestId) -> bool:
         self.expire()
-        self._shed.pop(request, None)
         left = self._places.pop(request, None) is not None
         if left:
             self.ring()

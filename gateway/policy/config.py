@@ -41,6 +41,10 @@ class Policy:
     tiers: Tiers
     ranked: bool = True
 
+    def rank_of(self, tier: str) -> int:
+        """What orders requests of that tier in every queue, lower first; 0 for all if tiers do not count."""
+        return self.tiers.find(tier).rank if self.ranked else 0
+
 
 def _immediate(dispatch: DispatchPolicy, rebalancing: Rebalancing, tiers: Tiers, ranked: bool) -> Policy:
     return Policy(dispatch, Immediate(dispatch), rebalancing, tiers, ranked)

@@ -36,6 +36,15 @@ class Waiting:
     arrived_s: float
 
 
+def demand_tokens(request: RequestView, cluster: ClusterView) -> int:
+    """What it needs to start, as far as any instance could give it: an estimate beyond that is for the engine to judge."""
+    largest = max(
+        (min(view.report.capacity_tokens, view.report.max_model_tokens) for view in cluster.instances if view.serves(request.model)),
+        default=request.prompt_tokens,
+    )
+    return min(request.prompt_tokens, largest)
+
+
 @dataclass(frozen=True, slots=True)
 class LineView:
     """The line, in order. `ahead` counts requests that were bound ahead of room and have not started yet."""

@@ -195,6 +195,27 @@ async def test_a_client_that_leaves_is_forgotten_at_once(store: InstanceStore) -
         assert slots.order == ["busy", "after"]
 
 
+async def test_a_request_that_an_instance_failed_waits_for_another(store: InstanceStore) -> None:
+    """And does not count any more on the one that failed it."""
+    async with open_scene(store) as scene:
+        slots = await scene.instance("b")
+        scene.ask("busy")
+        await until(lambda: "busy" in slots.going)
+        broken = await scene.instance("a")
+
+        async def fail(exchange: Exchange) -> None:
+            await exchange.answer(500, b"{}")
+
+        broken.backend.script = fail
+        retried = await scene.ask_in_line("retried")
+        assert len(broken.backend.seen) == 1
+        assert [claim.request for claim in await store.claims()] == ["busy"]
+        await slots.go("busy")
+        await slots.go("retried")
+        assert (await retried).headers["x-midstream-instance"] == "b"
+        assert int((await retried).headers["x-midstream-queued-ms"]) > 0
+
+
 async def test_a_full_queue_is_refused(store: InstanceStore) -> None:
     async with open_scene(store, gateways=2, tiers={"normal": {"queue_limit": 1}, "batch": {"queue_limit": 5}}) as scene:
         slots = await scene.instance()

@@ -227,7 +227,8 @@ def test_many_gateways_do_not_herd(place: Place) -> None:
             await world.settle()
             assert await world.waiting() == []
             spread = Counter(client.instance for client in world.clients)
-            assert sorted(spread.values()) == [10] * 4
+            assert len(spread) == 4
+            assert max(spread.values()) - min(spread.values()) <= 2
         finally:
             await world.close()
 

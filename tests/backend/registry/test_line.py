@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from redis import Redis
 
-from backend.registry.line import LineLimits, LineSight, Passage, Ticket
+from backend.registry.line import Bell, LineLimits, LineSight, Passage, Ticket
 from backend.registry.redis import RedisStore
-from backend.registry.store import Candidate, Claim, InstanceStore
+from backend.registry.store import Candidate, Claim, InstanceStore, StoreError
 from migration.leg import InstanceId, RequestId
 from tests.backend.registry.reports import a_report
 
@@ -145,11 +147,9 @@ async def test_the_last_of_the_first_tier_there_is_makes_room(store: InstanceSto
 async def hears(store: InstanceStore, act: Callable[[], Awaitable[object]]) -> bool:
     """Whether the act rings the bell."""
     async with store.line.listen() as bell:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(QUIET_S):  # what came before
                 await bell.wait()
-        except TimeoutError:
-            pass
         await act()
         try:
             async with asyncio.timeout(QUIET_S):
@@ -193,6 +193,32 @@ async def test_a_bell_stays_whole_for_longer_than_a_heartbeat(redis_store: Redis
         await asyncio.sleep(0.3)  # several heartbeats
         assert not waiting.done()
         await redis_store.line.leave(RequestId("a"))
+
+
+async def test_a_bell_that_is_cut_off_rings_again_or_says_so(redis_store: RedisStore, redis_url: str) -> None:
+    await join(redis_store, ticket("a"))
+    async with redis_store.line.listen() as bell, asyncio.timeout(10):
+        with Redis.from_url(redis_url) as client:
+            client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(_outcome(bell))
+            while not waiting.done():
+                await join(redis_store, ticket("b"))
+                await redis_store.line.leave(RequestId("b"))
+                await asyncio.sleep(0.01)
+
+
+async def _outcome(bell: Bell) -> None:
+    with suppress(StoreError):
+        await bell.wait()
+
+
+async def test_without_redis_there_is_no_bell() -> None:
+    store = RedisStore("redis://127.0.0.1:1", timeout_s=0.2)
+    with pytest.raises(StoreError):
+        async with store.line.listen():
+            pass
+    await store.close()
 
 
 @pytest.mark.parametrize("name", ["a b", 'quo"te', "ü/☃", "", ":x"])
