@@ -158,10 +158,9 @@ class Relay:
             except (NoInstance, ModelNotFound):
                 if attempts.failure is None:
                     raise
-                if attempts.resuming is None:
-                    raise attempts.failure from None
-                if self._parts.clock() - attempts.failed_at_s >= settings.resume_wait_s:
-                    self._parts.metrics.resumes.labels("failed", "no_instance").inc()
+                if not attempts.under_way or self._parts.clock() - attempts.failed_at_s >= settings.resume_wait_s:
+                    if attempts.resuming is not None:
+                        self._parts.metrics.resumes.labels("failed", "no_instance").inc()
                     raise attempts.failure from None
             await asyncio.sleep(CHOOSE_AGAIN_S)
 
