@@ -29,7 +29,7 @@ def test_how_many_prompts() -> None:
 
 
 def test_who_asks_for_log_probabilities() -> None:
-    asked = [{"logprobs": True}, {"logprobs": False}, {"logprobs": None}, {}, {"logprobs": 0}, {"logprobs": 2}]
+    asked: list[dict[str, object]] = [{"logprobs": True}, {"logprobs": False}, {"logprobs": None}, {}, {"logprobs": 0}, {"logprobs": 2}]
     assert [fields(**body).logprobs for body in asked] == [True, False, False, False, True, True]
 
 
