@@ -43,6 +43,8 @@ class Attempts:
         self.failure: UpstreamFailed | None = None
         """What the client is told if nobody can help: the last failure before its first token, and the first of an outage after it."""
         self.failed_at_s = 0.0
+        self.under_way = False
+        """It has had output tokens, here or there: worth waiting for an instance that takes it."""
         self.epoch = 0
         self._announced = 0
 
@@ -68,6 +70,7 @@ class Attempts:
             self.failure, self.failed_at_s = failure, now_s
         if self._fruitless >= self._max_attempts:
             return Decision(Next.SHOW, ("failed", failure.reason) if self.resuming else None)
+        self.under_way = self.under_way or shown or tokens > 0
         if not (shown or tokens):
             self.resuming = None
             return Decision(Next.ANEW)

@@ -108,7 +108,9 @@ class Relay:
             async with place as self._place, asyncio.TaskGroup() as self._tasks:
                 attendant = self._tasks.create_task(self._attendant.run())
                 try:
-                    await self._show()
+                    await self._run()
+                except GatewayError as error:
+                    await self._fail(error)
                 finally:
                     attendant.cancel()
                     self._drop_attachment()
@@ -127,14 +129,8 @@ class Relay:
             self._client.ours.append((b"x-midstream-tier-note", self._asked.tier_note.encode()))
         return request
 
-    async def _show(self) -> None:
-        """Run; show what went wrong."""
-        try:
-            await self._run()
-        except GatewayError as error:
-            await self._fail(error)
-
     async def _fail(self, error: GatewayError) -> None:
+        """Show what went wrong."""
         self.outcome = error.reason
         if self._client.started:
             self._parts.metrics.broken_streams.labels(error.reason).inc()

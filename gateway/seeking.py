@@ -27,10 +27,9 @@ async def seek(parts: Composition, place: Place, asked: Asked, attempts: Attempt
         except (NoInstance, ModelNotFound):
             if attempts.failure is None:
                 raise
-            if attempts.resuming is None:
-                raise attempts.failure from None
-            if parts.clock() - attempts.failed_at_s >= settings.resume_wait_s:
-                parts.metrics.resumes.outcomes.labels("failed", "no_instance").inc()
+            if not attempts.under_way or parts.clock() - attempts.failed_at_s >= settings.resume_wait_s:
+                if attempts.resuming is not None:
+                    parts.metrics.resumes.outcomes.labels("failed", "no_instance").inc()
                 raise attempts.failure from None
         await asyncio.sleep(CHOOSE_AGAIN_S)
 

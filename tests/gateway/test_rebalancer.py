@@ -12,8 +12,8 @@ from gateway.app import compose
 from gateway.errors import UpstreamDeclined
 from gateway.mover import order
 from gateway.policy.config import MidstreamPolicy, Policy
-from gateway.policy.dispatch import LeastLoaded
 from gateway.policy.tier import Tiers
+from gateway.request_log import open_request_log
 from gateway.settings import GatewaySettings
 from gateway.term import Office
 from gateway.upstream import Upstream
@@ -162,8 +162,8 @@ async def test_a_new_instance_takes_its_share_for_the_price() -> None:
 async def test_what_a_stalled_gateway_orders_too_late_is_refused(redis_store: RedisStore) -> None:  # noqa: F811
     """It took the lease, and slept; another one acts by now; then it wakes up and believes that nothing has happened."""
     settings = GatewaySettings.model_validate({"gateway_id": "sleeper"})
-    async with fleet(redis_store) as scene, Upstream.open(5.0) as upstream:
-        parts = compose(settings, redis_store, upstream, LeastLoaded())
+    async with fleet(redis_store) as scene, Upstream.open(5.0) as upstream, open_request_log(None, time.monotonic) as log:
+        parts = compose(settings, redis_store, upstream, settings.build_policy(), None, log)
         sleeper = Office("rebalance", "sleeper", redis_store.leases, ttl_s=0.2, timeout_s=1, clock=time.monotonic)
         await sleeper.hold()
         old = sleeper.term

@@ -129,6 +129,16 @@ async def test_an_answer_under_way_waits_for_an_instance() -> None:
         assert content == shown(EVENTS)
 
 
+async def test_an_answer_that_begins_anew_waits_for_an_instance_too() -> None:
+    async with make_rig(resume_wait_s=5) as rig:
+        (await rig.add("a")).script = dies(*progress((7, 8)))
+        async with asyncio.TaskGroup() as tasks:
+            answering = tasks.create_task(rig.ask(stream=False, logprobs=True))
+            await until(lambda: bool(rig.backends[0].seen))
+            (await rig.add("b", running=5)).script = tells(*progress((7, 8, 9)), answer_event(b'{"x":1}'))
+        assert answering.result().content == b'{"x":1}'
+
+
 async def test_an_instance_that_was_started_anew_is_asked(rig: Rig) -> None:
     backend = await rig.add("a")
 
