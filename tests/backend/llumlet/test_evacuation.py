@@ -67,7 +67,7 @@ async def status(backend: Backend) -> dict[str, Any]:
 
 
 async def wait_status(backend: Backend, reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not reached(seen := await status(backend)):
             await asyncio.sleep(0.005)
     return seen
@@ -94,7 +94,7 @@ async def test_one_that_is_told_to_leave_moves_them_too_and_then_stops(session: 
         await running.until(event(""))
         backend.app.drain.leave()
         assert (await running.rest()).endswith(moved_event(1))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await backend.stopped.wait()
 
 
@@ -168,6 +168,6 @@ async def test_what_cannot_move_stays_to_its_end(session: Session) -> None:
         await wait_state(backend, InstanceState.DRAINING)
         backend.engine.feed(None)
         assert (await running.rest()).endswith(b"data: [DONE]\n\n")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await backend.stopped.wait()
         assert not session.orders

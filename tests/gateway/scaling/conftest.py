@@ -127,7 +127,7 @@ class ScalingRig:
         async def reached() -> bool:
             return all(each["phase"] == phase for each in (await self.show(operation))["instances"])
 
-        await until(reached)
+        await until(reached, within_s=20.0)
         return await self.show(operation)
 
 

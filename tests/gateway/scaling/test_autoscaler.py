@@ -215,7 +215,7 @@ async def test_the_papers_rule_by_name() -> None:
 
 async def test_in_a_gateway_switched_on_by_one_setting() -> None:
     async with scaling_rig(autoscale=DemandScaling(min_instances=1)) as scaling:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not scaling.launcher.launches:
                 await asyncio.sleep(0.005)
         (operation,) = (await scaling.rig.client.get("/admin/operations")).json()["operations"]

@@ -43,7 +43,7 @@ async def test_one_that_dies_while_it_starts_is_cleared_away_and_tried_again() -
         operation = await scaling.order("scale-out", count=1)
         (row,) = (await scaling.wait_phase(operation, "starting"))["instances"]
         scaling.launcher.put(row["instance"], state=LaunchState.EXITED, detail="exit status 1")
-        await until(lambda: len(scaling.launcher.launches) == 2)
+        await until(lambda: len(scaling.launcher.launches) == 2, within_s=20.0)
         assert scaling.launcher.stops == [row["instance"]]
         await scaling.come_up(row["instance"])
         over = await scaling.wait_phase(operation, "done")
@@ -75,7 +75,7 @@ async def test_scale_in_drains_then_stops_and_tells_of_each_request() -> None:
         draining.rows = [{"request": "r", "destination": "b", "result": "refused", "reason": "no_memory", "attempts": 1}]
         operation = await scaling.order("scale-in", instance="a")
         await scaling.wait_phase(operation, "draining")
-        await until(lambda: len(draining.orders) > 2)
+        await until(lambda: len(draining.orders) > 2, within_s=20.0)
         assert not scaling.launcher.stops
         assert await scaling.order("scale-in", instance="a") == operation
         scaling.launcher.lingering = True
