@@ -264,6 +264,7 @@ class Receptions:
         reception.prepare = None
         if reception.watch:
             reception.watch.cancel()
+            reception.watch = None  # a cancelled task remembers where it was, and through that all it knew
         return Committed(commit.leg)
 
     def _drop(self, reception: _Reception) -> None:
@@ -289,7 +290,7 @@ class Receptions:
             except Exception:
                 _logger.exception("%s: could not be discarded", reception.leg)
         reception.held = False
-        reception.prepare = None
+        reception.prepare = reception.work = reception.watch = None
         reception.released.set()
 
     def _say_closing(self, reception: _Reception, message: Message) -> Answer:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 STRETCHES = 8
-WARM_SHARE = 0.25
-"""The first quarter is left out: caches fill, pools open."""
+WARM_SHARE, WARM_S, WARM_SHARE_AT_MOST = 0.25, 150.0, 0.5
+"""The first quarter is left out, and two and a half minutes, but no more than half: what is remembered for two minutes fills first."""
 SMALL_SHARE = 0.02
 """Less growth than this, of the whole, in the time measured is no growth that can be told from chance."""
 
@@ -29,7 +29,9 @@ class Trend:
 
 def trend_of(at_s: Sequence[float], values: Sequence[float]) -> Trend:
     """The trend of a series of at least STRETCHES values after its warm part. Raises ValueError."""
-    warm = int(len(values) * WARM_SHARE)
+    span_s = at_s[-1] - at_s[0] if at_s else 0.0
+    warm_s = min(max(WARM_SHARE * span_s, WARM_S), WARM_SHARE_AT_MOST * span_s)
+    warm = sum(moment - at_s[0] < warm_s for moment in at_s)
     times, series = at_s[warm:], values[warm:]
     if len(series) < STRETCHES:
         raise ValueError(f"{len(values)} measurements are too few")

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gc
 import json
 import re
 import socket
@@ -15,6 +16,7 @@ import pytest
 from backend.engine.fake.engine import FakeEngine, build_fake_engine
 from backend.engine.fake.settings import FakeSettings
 from backend.llumlet.app import BackendApp, build
+from backend.llumlet.buffer import StreamBuffer
 from backend.llumlet.settings import LlumletSettings
 from backend.registry.memory import MemoryStore
 from tests.backend.llumlet.live import DEADLINE_S, Reader, serving, wait_until
@@ -169,3 +171,20 @@ async def test_a_client_that_leaves_while_its_request_moves_frees_both_sides(sit
     if outcome.get("result") == "moved":
         async with there.attach(1):
             pass  # and leaves there too
+
+
+async def test_nothing_of_a_stream_is_kept_once_it_has_been_read(sites: tuple[Site, Site]) -> None:
+    """What is remembered of a move, for as long as its messages may be repeated, once held the whole stream."""
+    here, there = sites
+    async with here.chat(stream=True) as before:
+        await read_tokens(before, 20)
+        assert (await here.move(there, "live"))["result"] == "moved"
+        async with there.attach(1) as after:
+            await before.rest()
+            await after.rest()
+
+    def is_gone() -> bool:
+        gc.collect()
+        return not any(isinstance(one, StreamBuffer) for one in gc.get_objects())
+
+    await wait_until(is_gone)

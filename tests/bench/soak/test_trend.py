@@ -29,6 +29,10 @@ def test_what_fills_at_the_beginning_and_then_stays_is_no_leak() -> None:
     assert not trend_of(SECONDS, [40_000 + 50 * min(second, 120) for second in SECONDS]).rises
 
 
+def test_in_a_short_run_half_is_left_to_fill() -> None:
+    assert not trend_of(SECONDS[:240], [40_000 + 50 * min(second, 115) for second in SECONDS[:240]]).rises
+
+
 def test_what_falls_does_not_rise() -> None:
     assert not trend_of(SECONDS, wobbling(1, -5.0)).rises
 
