@@ -85,7 +85,7 @@ def build_app(settings: GatewaySettings, store: InstanceStore | None = None, pol
 def compose(settings: GatewaySettings, store: InstanceStore, upstream: Upstream, policy: DispatchPolicy) -> Composition:
     """Wire the parts."""
     clock = time.monotonic  # the event loop's own may tick in whole milliseconds
-    metrics = Metrics(CollectorRegistry())
+    metrics = Metrics(CollectorRegistry(), settings.metrics_dir)
     ledger = Ledger(store, settings, clock, metrics)
     dispatcher = Dispatcher(ledger, policy, settings, clock, Random())
     events = EventFeed(settings.max_queued_events)
