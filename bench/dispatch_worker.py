@@ -111,7 +111,7 @@ async def dispatch(job: DispatchJob) -> Dispatched:
             group.create_task(one(number, due_s))
             number += 1
     told.by_instance = dict(spread)
-    told.conflicts = next(sample.value for sample in metrics.conflicts.collect()[0].samples if sample.name.endswith("_total"))
+    told.conflicts = next(one.value for family in metrics.conflicts.collect() for one in family.samples if one.name.endswith("_total"))
     await store.close()
     return told
 
