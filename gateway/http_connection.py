@@ -83,6 +83,7 @@ class Connection(asyncio.Protocol):
         self._answer: Answer | None = None
         self._head_bytes = 0
         self._is_bounded = False
+        self._is_kept = False
         self.is_closed = False
         self.is_held_back = False
         self.idle_since_s = 0.0
@@ -92,7 +93,7 @@ class Connection(asyncio.Protocol):
         """Send a request. The connection is idle or new."""
         self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = 0
-        self._is_bounded = False
+        self._is_bounded = self._is_kept = False
         answer = self._answer = Answer(self)
         if self.is_closed:
             answer.fail(ConnectionResetError("closed while idle"))
@@ -163,7 +164,7 @@ class Connection(asyncio.Protocol):
         self._answer = None
         if self.is_held_back:
             self.let_go()
-        if self._parser.should_keep_alive() and not self.is_closed:
+        if self._is_kept and not self.is_closed:
             self._on_idle(self)
         else:
             self.is_closed = True
@@ -203,6 +204,7 @@ class Connection(asyncio.Protocol):
             return
         if answer.has_head:
             answer.complete = True
+            self._is_kept = self._parser.should_keep_alive()  # the parser knows it here, and only here
         else:  # 100 Continue and the like: the answer is still to come
             answer.headers.clear()
             self._is_bounded = False

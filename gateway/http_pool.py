@@ -58,7 +58,7 @@ class Pool:
                 return connection, True
             connection.abort()
         async with asyncio.timeout(self._connect_timeout_s):
-            tls = (self._tls or ssl.create_default_context()) if origin.is_tls else None
+            tls = self._trusted() if origin.is_tls else None
             _, connection = await loop.create_connection(
                 lambda: Connection(lambda one: self._keep(origin, one)), origin.host, origin.port, ssl=tls
             )
@@ -72,6 +72,11 @@ class Pool:
             connection.abort()
         for connection in idle:
             await connection.wait_lost()
+
+    def _trusted(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
 
     def _keep(self, origin: Origin, connection: Connection) -> None:
         now_s = asyncio.get_running_loop().time()
