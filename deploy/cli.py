@@ -80,6 +80,9 @@ def add_gateway(commands: Commands) -> None:
     parser.add_argument("--port", type=port, help="TCP port (default: MIDSTREAM_PORT, else 8000)")
     parser.add_argument("--redis", metavar="URL", help="shared Redis (default: MIDSTREAM_REDIS_URL; with --backend alone: none is needed)")
     parser.add_argument("--backend", action="append", metavar="URL", help="plain OpenAI server to use, such as `vllm serve` (repeatable)")
+    parser.add_argument(
+        "--workers", type=positive, metavar="N", help="processes that serve the port together (default: MIDSTREAM_WORKERS, else 1)"
+    )
     parser.set_defaults(run=run_gateway)
 
 
@@ -247,7 +250,13 @@ def run_gateway(options: argparse.Namespace) -> int:
     from gateway.__main__ import run
     from gateway.settings import GatewaySettings
 
-    given = {"host": options.host, "port": options.port, "redis_url": options.redis, "backends": options.backend}
+    given = {
+        "host": options.host,
+        "port": options.port,
+        "redis_url": options.redis,
+        "backends": options.backend,
+        "workers": options.workers,
+    }
     run(GatewaySettings(**{name: value for name, value in given.items() if value is not None}))
     return 0
 

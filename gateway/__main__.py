@@ -3,6 +3,7 @@
 import argparse
 import gc
 import logging
+import socket
 import sys
 from collections.abc import Sequence
 
@@ -12,11 +13,20 @@ from gateway.access.keys import BadKeys
 from gateway.app import build_app
 from gateway.protocol import bounded_protocol
 from gateway.settings import GatewaySettings
+from gateway.workers import NotShared, follow, supervise
 
 
-def run(settings: GatewaySettings) -> None:
-    """Serve until SIGINT or SIGTERM: then accept nothing new, let running requests end within their grace, and return."""
+def run(settings: GatewaySettings, listener: socket.socket | None = None) -> None:
+    """Serve until SIGINT or SIGTERM: then accept nothing new, let running requests end within their grace, and return.
+
+    With several workers this process is their supervisor. A `listener` that is given is served in place of host and port.
+    """
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    if settings.workers > 1:
+        try:
+            return supervise(settings)
+        except NotShared as error:
+            sys.exit(f"error: {error}")
     try:
         app = build_app(settings)
     except BadKeys as error:
@@ -40,7 +50,7 @@ def run(settings: GatewaySettings) -> None:
     )
     gc.freeze()  # what is there now stays; and of streams nothing is a cycle, so that looking for cycles may be seldom
     gc.set_threshold(50_000, 20, 50)
-    uvicorn.Server(config).run()
+    uvicorn.Server(config).run(sockets=[listener] if listener else None)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,8 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--redis", dest="redis_url", metavar="URL", help="shared store (default redis://127.0.0.1:6379/0; with --backend: memory://)"
     )
     parser.add_argument("--backend", dest="backends", action="append", metavar="URL", help="plain OpenAI server to use (repeatable)")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes that serve the port together (default 1; more need a Redis)")
+    parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--supervisor", type=int, help=argparse.SUPPRESS)
     flags = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
-    run(GatewaySettings(**flags))
+    fd, supervisor = flags.pop("fd", None), flags.pop("supervisor", None)
+    if supervisor is not None:
+        follow(supervisor)
+    run(GatewaySettings(**flags), socket.socket(fileno=fd) if fd is not None else None)
     return 0
 
 

@@ -1,7 +1,9 @@
 """Every knob of the gateway, with its unit, default and meaning. The gateway's only reader of the environment."""
 
 import ipaddress
+import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -32,6 +34,7 @@ class GatewaySettings(PeerSettings):
     backend_api_key: SecretStr | None = Field(
         default=None, description="Key with which such servers are asked for their models. Requests carry their client's own."
     )
+    workers: int = Field(default=1, ge=1, le=256, description="Processes that serve the port together; more than one need a Redis.")
     admin_token: SecretStr | None = Field(
         default=None, description="Bearer token for /admin. Unset: /admin works only when the gateway listens on loopback."
     )
@@ -274,3 +277,17 @@ class GatewaySettings(PeerSettings):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+def worker_environment(settings: GatewaySettings, name: str, metrics: Path) -> Mapping[str, str]:
+    """The environment of one worker: this process's, with what flags have changed, a name of its own and shared metrics."""
+    changed = {
+        "MIDSTREAM_HOST": settings.host,
+        "MIDSTREAM_PORT": str(settings.port),
+        "MIDSTREAM_REDIS_URL": settings.redis_url,
+        "MIDSTREAM_BACKENDS": ",".join(settings.backends),
+        "MIDSTREAM_WORKERS": "1",
+        "MIDSTREAM_GATEWAY_ID": name,
+        "PROMETHEUS_MULTIPROC_DIR": str(metrics),
+    }
+    return {**os.environ, **changed}

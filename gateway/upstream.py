@@ -1,18 +1,16 @@
-"""The one HTTP client of the gateway, and the only importer of aiohttp. Its faults become UpstreamFailed here."""
+"""The one HTTP client of the gateway. Its faults become UpstreamFailed here."""
 
 import asyncio
 import json
 import logging
+import re
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace, TracebackType
+from types import TracebackType
 from typing import Self
 
-import aiohttp
-from yarl import URL
-
-from backend.peers.signer import Signer
+from backend.peers.signer import Signed, Signer
 from gateway.errors import (
     RawHeaders,
     UpstreamBroken,
@@ -22,35 +20,35 @@ from gateway.errors import (
     UpstreamUnreachable,
     UpstreamUntrusted,
 )
+from gateway.headers import find_header
+from gateway.http_connection import Answer
+from gateway.http_pool import Pool, split_url
 from migration.leg import Leg
 
 log = logging.getLogger("midstream.gateway.upstream")
 
-IDLE_CONNECTION_S = 3.0
-"""Pooled connections are dropped before the servers we talk to drop them (uvicorn: 5 s)."""
-
-_OURS_TO_SET = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-"""Headers the client library would add of its own accord."""
+_TARGET = re.compile(r"/[\x21-\x7e]*")
 
 
 class UpstreamResponse:
     """An answer under way. A context manager: leaving it closes the connection unless the answer was read to its end."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self.status = response.status
-        self.headers: RawHeaders = tuple((name.lower(), value) for name, value in response.raw_headers)
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self.status = answer.status
+        self.headers: RawHeaders = tuple(answer.headers)
 
     @property
     def is_event_stream(self) -> bool:
-        return self._response.content_type == "text/event-stream"
+        kind = find_header(self.headers, b"content-type")
+        return kind is not None and kind.partition(";")[0].strip().lower() == "text/event-stream"
 
     async def read(self) -> bytes:
         """All bytes that are there, or the next to come; empty at a clean end. Raises UpstreamBroken."""
         try:
-            return await self._response.content.readany()
-        except _FAULTS as error:
-            raise _translated(error) from error
+            return await self._answer.read()
+        except OSError as error:
+            raise _broken(error) from error
 
     async def read_all(self, limit_bytes: int) -> bytes:
         """The rest of the body. Raises UpstreamBroken, also if it is over the limit."""
@@ -72,7 +70,7 @@ class UpstreamResponse:
 
     def close(self) -> None:
         """Idempotent. A `read` that is waiting fails at once."""
-        self._response.close()
+        self._answer.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -84,25 +82,19 @@ class UpstreamResponse:
 class Upstream:
     """Opens answers at instances. Never follows redirects, keeps no cookies, limits no number of connections."""
 
-    def __init__(self, session: aiohttp.ClientSession, signer: Signer) -> None:
-        self._session = session
+    def __init__(self, pool: Pool, signer: Signer) -> None:
+        self._pool = pool
         self._signer = signer
 
     @staticmethod
     @asynccontextmanager
     async def open(connect_timeout_s: float, signer: Signer | None = None, tls: ssl.SSLContext | None = None) -> AsyncIterator["Upstream"]:
         """The client, while it lasts. Answers have no deadline of the client's: whoever waits for them sets one."""
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=tls or True, keepalive_timeout=IDLE_CONNECTION_S),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=_OURS_TO_SET,
-            trace_configs=[trace],
-        ) as session:
-            yield Upstream(session, signer or Signer(()))
+        pool = Pool(connect_timeout_s, tls)
+        try:
+            yield Upstream(pool, signer or Signer(()))
+        finally:
+            await pool.close()
 
     async def post(self, url: str, target: str, headers: RawHeaders, body: bytes) -> UpstreamResponse:
         """Send a request to `url` (an instance) at `target` (path and query, as they came). Returns at the answer's head."""
@@ -157,44 +149,55 @@ class Upstream:
 
     async def _request(self, method: str, url: str, headers: RawHeaders, body: bytes | None) -> UpstreamResponse:
         """A pooled connection may have been closed by the other side just now: that says nothing about the instance, so try anew."""
+        base, target = _split(url)
+        try:
+            origin, _ = split_url(base)
+        except ValueError as error:
+            raise UpstreamUnreachable(f"The instance's address is none: {error}.") from error
+        if not _TARGET.fullmatch(target):
+            raise UpstreamBroken("The path cannot be asked for.")
         while True:
             signed = self._signer.sign(method, url, headers, body or b"")
-            named = [(_text(name), _text(value)) for name, value in (*signed.headers, *headers)]
-            trace = SimpleNamespace(reused=False)
+            head = _head(method, target, origin.authority, (*signed.headers, *headers), body)
             try:
-                response = await self._session.request(
-                    method, URL(url, encoded=True), headers=named, data=body, allow_redirects=False, trace_request_ctx=trace
-                )
-                opened = UpstreamResponse(response)
-            except _FAULTS as error:
-                failure = _translated(error)
-                if not (trace.reused and isinstance(failure, UpstreamBroken)):
-                    raise failure from error
-                continue
-            objection = signed.objection(opened.status, opened.headers)
-            if objection is not None:
-                opened.close()
-                raise UpstreamUntrusted(f"The instance cannot be used: {objection}")
-            return opened
+                connection, is_reused = await self._pool.take(origin)
+            except (OSError, TimeoutError) as error:
+                raise UpstreamUnreachable("The instance cannot be reached.") from error
+            answer = connection.ask(head, body)
+            try:
+                await answer.wait_head()
+                return _trusted(UpstreamResponse(answer), signed)
+            except OSError as error:
+                answer.close()
+                if not is_reused:
+                    raise _broken(error) from error
+            except BaseException:  # whoever waited is cancelled: so is the request
+                answer.close()
+                raise
 
 
-async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceConnectionReuseconnParams) -> None:
-    context.trace_request_ctx.reused = True
+def _trusted(opened: UpstreamResponse, signed: Signed) -> UpstreamResponse:
+    """The answer, if it is from a member of the fleet. Raises UpstreamUntrusted."""
+    objection = signed.objection(opened.status, opened.headers)
+    if objection is not None:
+        opened.close()
+        raise UpstreamUntrusted(f"The instance cannot be used: {objection}")
+    return opened
 
 
-_FAULTS = (aiohttp.ClientError, OSError, ValueError)
-"""What the client raises: ValueError for nonsense where HTTP should be, or for a bad URL."""
+def _split(url: str) -> tuple[str, str]:
+    """The base of a URL, of which there are few, and its path and query."""
+    at = url.find("/", url.find("://") + 3)
+    return (url, "/") if at < 0 else (url[:at], url[at:])
 
 
-def _translated(error: Exception) -> UpstreamFailed:
-    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-        return UpstreamUnreachable("The instance cannot be reached.")
-    return UpstreamBroken(f"The connection to the instance failed: {type(error).__name__}.")
+def _head(method: str, target: str, authority: bytes, headers: RawHeaders, body: bytes | None) -> bytes:
+    lines = [f"{method} {target} HTTP/1.1\r\nhost: ".encode() + authority]
+    lines += [name + b": " + value for name, value in headers]
+    if body is not None or method not in ("GET", "HEAD", "DELETE"):
+        lines.append(b"content-length: %d" % len(body or b""))
+    return b"\r\n".join([*lines, b"", b""])
 
 
-def _text(raw: bytes) -> str:
-    """The client library encodes as UTF-8; other bytes can only be kept as Latin-1 text."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return raw.decode("latin-1")
+def _broken(error: OSError) -> UpstreamBroken:
+    return UpstreamBroken(f"The connection to the instance failed: {error}.")

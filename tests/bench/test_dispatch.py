@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.dispatch import Step, summary
 from bench.dispatch_worker import Dispatched
 
@@ -21,6 +23,7 @@ def test_figures() -> None:
     assert (row["spread"], row["redis_cpu_share"]) == ({"most": 3.0, "least": 0.0}, 0.25)
 
 
+@pytest.mark.timeout(180)
 def test_one_tiny_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "deploy.cli", "bench", "dispatch", "--json", "--instances", "4", "--gateways", "2"]
     run = subprocess.run(

@@ -6,21 +6,23 @@ import pytest
 
 from gateway.errors import UpstreamBroken, UpstreamFailed, UpstreamSilent, UpstreamUnreachable
 from gateway.upstream import Upstream
+from tests.gateway.conftest import until
 from tests.gateway.scripted import Exchange, scripted_backend
 
 
 async def test_pooled_connection_that_was_closed_meanwhile_is_replaced_unseen() -> None:
-    connections = 0
+    connections = ended = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answers one request a connection, promises to keep it open, and closes it at the next request."""
-        nonlocal connections
+        nonlocal connections, ended
         connections += 1
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
         await writer.drain()
-        await reader.readuntil(b"\r\n\r\n")
+        await reader.read(1)
         writer.transport.abort()
+        ended += 1
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server, Upstream.open(connect_timeout_s=1) as upstream:
@@ -28,6 +30,7 @@ async def test_pooled_connection_that_was_closed_meanwhile_is_replaced_unseen() 
         for _ in range(3):
             assert await upstream.get_json(url, 5) == {}
         assert connections == 3
+    await until(lambda: ended == 3)
 
 
 async def test_faults_have_names() -> None:
