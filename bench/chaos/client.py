@@ -69,6 +69,7 @@ class Client:
                     gateway += 1
                     got.request = self._next_id()
         except TimeoutError:
+            got.gave_up = True
             got.reader_failed = f"no end within {DEADLINE_S:g} s"
         finally:
             self.running -= 1

@@ -54,11 +54,13 @@ BACKEND = {
     "MIDSTREAM_STORE_TIMEOUT_S": "0.5",
     "MIDSTREAM_REPORT_TTL_S": "5",
     "MIDSTREAM_DRAIN_DEADLINE_S": "10",
-    # The fake engine: a token in 6 ms, and memory that is free again when its request is gone.
+}
+FAKE = {
     "MIDSTREAM_FAKE_PREFIX_CACHE": "false",
     "MIDSTREAM_FAKE_DECODE_BASE_S": "0.006",
     "MIDSTREAM_FAKE_PREFILL_BASE_S": "0.006",
 }
+"""The fake engine: a token in 6 ms, and memory that is free again when its request is gone."""
 
 
 @dataclass(eq=False)
@@ -210,12 +212,19 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float) -> Non
 
 @asynccontextmanager
 async def open_fleet(
-    logs: Path, options: UpOptions, model: Model, *, gateways: int, start_timeout_s: float, environment: Mapping[str, str] | None = None
+    logs: Path,
+    options: UpOptions,
+    model: Model,
+    *,
+    gateways: int,
+    start_timeout_s: float,
+    of_gateways: Mapping[str, str] = GATEWAY,
+    of_backends: Mapping[str, str] = BACKEND,
 ) -> AsyncIterator[ChaosFleet]:
-    """Start everything; stop it on leaving. `environment` is added to every process's."""
+    """Start everything; stop it on leaving. By default with deadlines so short that faults reach them."""
     redis_port, *ports = free_ports(HOST, 1 + options.instances + gateways)
     secret = secrets.token_hex(32)
-    shared = {"MIDSTREAM_FLEET_SECRET": secret, **(environment or {})}
+    shared = {"MIDSTREAM_FLEET_SECRET": secret}
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="midstream-redis-")))
         client = await stack.enter_async_context(_client())
@@ -234,12 +243,16 @@ async def open_fleet(
         for index, (port, front, to_redis) in enumerate(zip(ports, fronts, proxies, strict=False)):
             program = backend_program(index, port, options, model, _redis_url(to_redis), machine)
             program = replace(program, command=_advertising(program.command, f"http://{HOST}:{front.port}"))
-            backends.append(BackendPart(f"i{index + 1}", process(program, BACKEND, f"http://{HOST}:{port}"), front, to_redis))
+            backends.append(
+                BackendPart(f"i{index + 1}", process(program, {**FAKE, **of_backends}, f"http://{HOST}:{port}"), front, to_redis)
+            )
         fronts_of_gateways = []
         for index, (port, to_redis) in enumerate(zip(ports[options.instances :], proxies[options.instances :], strict=True)):
             program = gateway_program(replace(options, host=HOST, port=port), _redis_url(to_redis))
             program = replace(program, name=f"gateway-{index + 1}")
-            fronts_of_gateways.append(GatewayPart(f"http://{HOST}:{port}", process(program, GATEWAY, f"http://{HOST}:{port}"), to_redis))
+            fronts_of_gateways.append(
+                GatewayPart(f"http://{HOST}:{port}", process(program, of_gateways, f"http://{HOST}:{port}"), to_redis)
+            )
         fleet = ChaosFleet(model.served_as, redis, redis_port, backends, fronts_of_gateways, client, Signer((secret.encode(),)))
         await redis.start()
         for one in fleet.processes[1:]:

@@ -26,6 +26,8 @@ class Got:
     """How the connection broke, if it did."""
     gateway_gone: bool = False
     """The gateway it was read from was killed, stopped or hung meanwhile."""
+    gave_up: bool = False
+    """Its reader did not want to wait any longer."""
 
 
 class Verdict(Enum):
@@ -35,7 +37,7 @@ class Verdict(Enum):
     WRONG = "wrong"
     """It is not the right answer, nor the beginning of it."""
     LOST = "lost"
-    """It could not be finished, and says so; or nobody was left to say so."""
+    """It could not be finished, and says so; or nobody was left to say so; or it did not end in the time a client waits."""
     TRUNCATED = "truncated"
     """It ends too early, as if that were its end."""
 
@@ -62,7 +64,7 @@ def judge(got: Got, expected: bytes) -> Verdict:
 
 
 def _unfinished(got: Got) -> Verdict:
-    return Verdict.LOST if not got.ended and got.gateway_gone else Verdict.TRUNCATED
+    return Verdict.LOST if not got.ended and (got.gateway_gone or got.gave_up) else Verdict.TRUNCATED
 
 
 def _without_error(seen: bytes) -> tuple[bytes, bool]:

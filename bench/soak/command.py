@@ -27,5 +27,8 @@ async def run(minutes: float, seed: int, logs: Path) -> dict[str, Any]:
     """The report, as JSON-able values."""
     options = UpOptions(engine="fake", instances=BACKENDS)
     with redirect_stdout(sys.stderr):  # what the launcher says is no part of the report
-        async with open_fleet(logs, options, Model("fake", "fake"), gateways=GATEWAYS, start_timeout_s=START_TIMEOUT_S) as fleet:
+        opened = open_fleet(
+            logs, options, Model("fake", "fake"), gateways=GATEWAYS, start_timeout_s=START_TIMEOUT_S, of_gateways={}, of_backends={}
+        )
+        async with opened as fleet:
             return await Soak(fleet, seed).all(minutes)

@@ -108,7 +108,11 @@ class Soak:
             verdict = judge(got, self._expected[which])
             self._verdicts[verdict] += 1
             if verdict is not Verdict.RIGHT:
-                print(f"{got.request}: {verdict.value}, status {got.status}, {got.body[-300:]!r}", file=sys.stderr, flush=True)
+                print(
+                    f"{got.request}: {verdict.value}, status {got.status}, {got.reader_failed or 'ended'}, {got.body[-300:]!r}",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     async def _move(self) -> None:
         """Order moves of whatever runs; what comes of them is seen in the streams."""

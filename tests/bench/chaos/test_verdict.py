@@ -36,6 +36,12 @@ def test_streams(answer: Got, verdict: Verdict) -> None:
     assert judge(answer, RIGHT) is verdict
 
 
+def test_a_reader_that_waited_long_enough() -> None:
+    answer = got(EVENTS[0], ended=False)
+    answer.gave_up = True
+    assert judge(answer, RIGHT) is Verdict.LOST
+
+
 def test_plain_answers() -> None:
     right = b'{"id":"R","created":0}'
     assert judge(got(right, stream=False), right) is Verdict.RIGHT
