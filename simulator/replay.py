@@ -33,9 +33,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came back. `failures` are the reasons of requests without a whole answer, in the order of their arrival."""
+    """What came back, in the order of arrival: None for a request without a whole answer, whose reason is one of the `failures`."""
 
-    measured: tuple[Measured, ...]
+    measured: tuple[Measured | None, ...]
     failures: tuple[str, ...]
 
 
@@ -60,9 +60,9 @@ async def play(target: Target, arrivals: Sequence[Arrival], time_scale: float, s
         async with asyncio.TaskGroup() as tasks:
             asked = [tasks.create_task(one(arrival, body)) for arrival, body in zip(arrivals, bodies, strict=True)]
     answers = [task.result() for task in asked]
-    measured = tuple(each for each in answers if isinstance(each, Measured))
+    measured = tuple(each if isinstance(each, Measured) else None for each in answers)
     failures = tuple(each for each in answers if isinstance(each, str))
-    if not measured:
+    if len(failures) == len(answers):
         raise ReplayError(f"no request was answered: {failures[0] if failures else 'there is none'}")
     return Played(measured, failures)
 
