@@ -19,7 +19,10 @@ _ROOT = Path(__file__).resolve().parents[2]
 CODE = (
     *(f"simulator.{name}" for name in ("autoscaler", "cluster", "fragmentation", "instance", "job", "lengths", "loop", "outcome")),
     *(f"simulator.{name}" for name in ("rebalancer", "run", "scenario", "transfer", "workload", "paper.result")),
-    *(f"gateway.policy.{name}" for name in ("autoscale", "config", "dispatch", "line", "load", "price", "rebalance", "tier", "view")),
+    *(
+        f"gateway.policy.{name}"
+        for name in ("autoscale", "config", "dispatch", "elsewhere", "line", "load", "price", "rebalance", "tier", "view")
+    ),
     *(f"backend.engine.{name}" for name in ("blocks", "model", "request", "shape")),
     *("backend.registry.instance", "backend.registry.store"),
     *(f"migration.{name}" for name in ("choice", "protocol", "settings", "stages")),
