@@ -41,16 +41,15 @@ class Agreement:
         return abs(self.deviation) <= tolerance
 
 
-def agreements(measured: Sequence[Measured], time_scale: float, simulated: Outcome) -> list[Agreement]:
-    """Means of time to first token, time per further token, and end to end."""
+def agreements(measured: Sequence[Measured | None], time_scale: float, simulated: Outcome) -> list[Agreement]:
+    """Means of time to first token, time per further token, and end to end, over the requests that were answered live: both sides are in
+    the order of arrival, with None for one that was not. Raises ValueError if they are not equally many."""
+    pairs = [(live, virtual) for live, virtual in zip(measured, simulated.requests, strict=True) if live is not None]
+    paced = [(live.tpot_s, virtual.tpot_s) for live, virtual in pairs if live.tpot_s is not None and virtual.tpot_s is not None]
     scaled = (
-        ("TTFT", [each.ttft_s for each in measured], [each.ttft_s for each in simulated.requests]),
-        (
-            "TPOT",
-            [each.tpot_s for each in measured if each.tpot_s is not None],
-            [each.tpot_s for each in simulated.requests if each.tpot_s is not None],
-        ),
-        ("end to end", [each.e2e_s for each in measured], [each.e2e_s for each in simulated.requests]),
+        ("TTFT", [live.ttft_s for live, _ in pairs], [virtual.ttft_s for _, virtual in pairs]),
+        ("TPOT", [live for live, _ in paced], [virtual for _, virtual in paced]),
+        ("end to end", [live.e2e_s for live, _ in pairs], [virtual.e2e_s for _, virtual in pairs]),
     )
     return [Agreement(name, Spread.of(live).mean / time_scale, Spread.of(virtual).mean) for name, live, virtual in scaled]
 

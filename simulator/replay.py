@@ -22,19 +22,20 @@ class ReplayError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go. `key` is a bearer token, if the gateway wants one. `timeout_s` is a request's, in live seconds."""
+    """Where requests go. `key` is a bearer token, if the gateway wants one. `timeout_s` is what a whole answer may take, at a time scale
+    of 1 or less; above that it grows with it."""
 
     url: str
     model: str
     key: str | None = None
-    timeout_s: float = 600.0
+    timeout_s: float = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came back. `failures` are the reasons of requests without a whole answer, in the order of their arrival."""
+    """What came back, in the order of arrival: None for a request without a whole answer, whose reason is one of the `failures`."""
 
-    measured: tuple[Measured, ...]
+    measured: tuple[Measured | None, ...]
     failures: tuple[str, ...]
 
 
@@ -44,6 +45,7 @@ async def play(target: Target, arrivals: Sequence[Arrival], time_scale: float, s
     Raises ReplayError if no request got an answer at all.
     """
     rng = Random(f"{seed}-prompts")
+    timeout_s = target.timeout_s * max(1.0, time_scale)
     bodies = [_body(target.model, each, rng) for each in arrivals]
     headers = {"authorization": f"Bearer {target.key}"} if target.key else {}
     async with aiohttp.ClientSession(
@@ -53,14 +55,14 @@ async def play(target: Target, arrivals: Sequence[Arrival], time_scale: float, s
 
         async def one(arrival: Arrival, body: bytes) -> Measured | str:
             await asyncio.sleep(max(0.0, began_s + arrival.arrival_s * time_scale - clock()))
-            return await _ask(session, target, arrival, body, clock)
+            return await _ask(session, arrival, body, timeout_s, clock)
 
         async with asyncio.TaskGroup() as tasks:
             asked = [tasks.create_task(one(arrival, body)) for arrival, body in zip(arrivals, bodies, strict=True)]
     answers = [task.result() for task in asked]
-    measured = tuple(each for each in answers if isinstance(each, Measured))
+    measured = tuple(each if isinstance(each, Measured) else None for each in answers)
     failures = tuple(each for each in answers if isinstance(each, str))
-    if not measured:
+    if len(failures) == len(answers):
         raise ReplayError(f"no request was answered: {failures[0] if failures else 'there is none'}")
     return Played(measured, failures)
 
@@ -80,20 +82,22 @@ def _body(model: str, arrival: Arrival, rng: Random) -> bytes:
     return json.dumps(fields).encode()
 
 
-async def _ask(session: aiohttp.ClientSession, target: Target, arrival: Arrival, body: bytes, clock: Callable[[], float]) -> Measured | str:
+async def _ask(
+    session: aiohttp.ClientSession, arrival: Arrival, body: bytes, timeout_s: float, clock: Callable[[], float]
+) -> Measured | str:
     """One request's measurements, or the reason there are none."""
     headers = {"content-type": "application/json", "priority": arrival.tier}
     began_s = clock()
     try:
         async with (
-            asyncio.timeout(target.timeout_s),
+            asyncio.timeout(timeout_s),
             session.post("/v1/completions", data=body, headers=headers, timeout=aiohttp.ClientTimeout()) as response,
         ):
             if response.status != 200:
                 return f"status {response.status}: {(await response.text())[:200]}"
             return await _read(response, began_s, clock)
     except TimeoutError:
-        return f"no whole answer within {target.timeout_s:g} s"
+        return f"no whole answer within {timeout_s:g} s"
     except aiohttp.ClientError as error:
         return f"{type(error).__name__}: {error}"
 

@@ -31,7 +31,6 @@ from backend.llumlet.reporter import Reporter
 from backend.llumlet.resumption import Resumptions
 from backend.llumlet.routes import Routes
 from backend.llumlet.settings import LlumletSettings
-from backend.llumlet.wire import lost_event
 from backend.registry.instance import InstanceState
 from backend.registry.store import InstanceStore
 from migration.reception import Receptions
@@ -155,13 +154,13 @@ class BackendApp:
                 await arrivals.wait_empty()
 
         async def give_up() -> None:
-            """Each stream ends with `lost`, from which its gateway goes on elsewhere if it can; a reader gets a moment to take it."""
+            """Each stream ends with `released`, from which its gateway goes on elsewhere if it can; a reader gets a moment to take it."""
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.shutdown_timeout_s):
                     await migrations.stop()
                     for exchange in flights:
                         if not exchange.handed_over:
-                            exchange.hand_over(lost_event("drained"))
+                            exchange.release("drained")
                     await wait_idle()
 
         await self.drain.run(wait_idle=wait_idle, give_up=give_up)

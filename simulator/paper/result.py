@@ -57,6 +57,8 @@ class RunResult:
     preemptions: int
     migrations: int
     instances_mean: float
+    duration_s: float
+    """From the beginning to the end of the last request, in virtual seconds."""
     wall_s: float
 
     def tier(self, name: str = ALL) -> TierFigures:
@@ -99,5 +101,6 @@ def result_of(outcome: Outcome) -> RunResult:
         preemptions=sum(each.preemptions for each in outcome.requests),
         migrations=outcome.migrations,
         instances_mean=outcome.instances_mean,
+        duration_s=max(each.arrival_s + each.e2e_s for each in outcome.requests),
         wall_s=outcome.wall_s,
     )

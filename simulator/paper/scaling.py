@@ -30,11 +30,10 @@ def scaling_section(findings: Sequence[Finding]) -> Section:
         names = list(dict.fromkeys(each.run.series for each in here))
         for x in sorted({each.run.x for each in here}):
             base = instances(of(here, x=x, series="infaas"))
-            lowest = _floor(of(here, x=x, series=names[0]))
             for name in names:
                 runs = of(here, x=x, series=name)
-                used = instances(runs)
-                rows.append((f"{panel} {x:g}", name, *_figures(runs), 100 * (1 - used / base) if base else None, lowest))
+                saved = 100 * (1 - instances(runs) / base) if base else None
+                rows.append((f"{panel} {x:g}", name, *_figures(runs), saved, _floor(runs)))
         for title, metric in _COLUMNS[:4]:
             lines = tuple(Line(name, _points(of(here, series=name), metric)) for name in names)
             panels.append(Panel(title, panel, lines, log=metric == "ttft_p99"))
@@ -97,4 +96,5 @@ def _points(runs: Sequence[Finding], metric: str) -> tuple[tuple[float, float], 
 
 
 def _floor(runs: Sequence[Finding]) -> float:
-    return mean([floor_instances(each.run.scenario, arrivals_of(each.run.scenario)) for each in runs])
+    """Means over seeds, each over the time its run took."""
+    return mean([floor_instances(each.run.scenario, arrivals_of(each.run.scenario), each.result.duration_s) for each in runs])

@@ -11,17 +11,24 @@ from simulator.scenario import from_dict
 SCENARIO = from_dict({"workload": {"trace": "S-S", "rate": 4}, "cluster": {"capacity_blocks": 400, "prefill": "first"}})
 
 
-def simulated(ttft_s: float, tpot_s: float | None, e2e_s: float) -> Outcome:
-    request = RequestOutcome(0.0, 10, 3, "normal", ttft_s, tpot_s, e2e_s, 0.0, 0, 0, "i0")
-    return Outcome((request,), (), 0, 1.0)
+def simulated(*times: tuple[float, float | None, float]) -> Outcome:
+    return Outcome(tuple(RequestOutcome(0.0, 10, 3, "normal", *each, 0.0, 0, 0, "i0") for each in times), (), 0, 1.0)
 
 
 def test_live_times_are_brought_to_the_scenarios() -> None:
-    rows = agreements([Measured(0.4, 0.04, 2.0, 3), Measured(0.2, None, 2.0, 1)], 2.0, simulated(0.15, 0.02, 1.3))
+    live = [Measured(0.4, 0.04, 2.0, 3), Measured(0.2, None, 2.0, 1)]
+    rows = agreements(live, 2.0, simulated((0.2, 0.02, 1.3), (0.1, None, 1.3)))
     assert [(row.figure, row.live_s) for row in rows] == [("TTFT", pytest.approx(0.15)), ("TPOT", 0.02), ("end to end", 1.0)]
     assert [row.within() for row in rows] == [True, True, False]
     assert rows[2].deviation == pytest.approx(0.3)
     assert table(rows).count("not within 15 %") == 1
+
+
+def test_what_was_not_answered_is_left_out_on_both_sides() -> None:
+    rows = agreements([None, Measured(0.1, 0.01, 1.0, 3)], 1.0, simulated((50.0, 5.0, 500.0), (0.1, 0.01, 1.0)))
+    assert [row.deviation for row in rows] == pytest.approx([0.0, 0.0, 0.0])
+    with pytest.raises(ValueError):
+        agreements([None], 1.0, simulated())
 
 
 def test_nothing_live_agrees_with_nothing() -> None:

@@ -61,16 +61,18 @@ async def test_everything_is_asked_and_measured() -> None:
     gateway = Gateway()
     answers = await played(gateway)
     assert not answers.failures
-    assert [each.output_tokens for each in answers.measured] == [3, 2, 1]
+    assert [each.output_tokens for each in answers.measured if each] == [3, 2, 1]
     assert sorted((tier, len(body["prompt"]), body["max_tokens"]) for _, tier, body in gateway.asked) == [
         *(("batch", 1, 1), ("high", 5, 3), ("normal", 7, 2))
     ]
     assert all(body["ignore_eos"] and body["stream"] and body["min_tokens"] == body["max_tokens"] for _, _, body in gateway.asked)
-    longest = answers.measured[0]
+    longest, _, shortest = answers.measured
+    assert longest is not None
     assert longest.tpot_s is not None
+    assert shortest is not None
     assert longest.ttft_s >= 0.004
     assert longest.e2e_s >= longest.ttft_s + 2 * 0.004
-    assert answers.measured[2].tpot_s is None
+    assert shortest.tpot_s is None
 
 
 async def test_arrivals_are_spread_by_the_time_scale() -> None:
@@ -87,7 +89,7 @@ async def test_a_failure_is_told_and_costs_only_itself() -> None:
     gateway.refuse = 1
     answers = await played(gateway)
     assert answers.failures == ("status 503: no",)
-    assert len(answers.measured) == 2
+    assert [each is None for each in answers.measured].count(True) == 1
 
 
 async def test_errors_in_the_stream_and_silence_are_failures() -> None:

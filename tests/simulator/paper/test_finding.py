@@ -12,7 +12,7 @@ def finding(series: str, seed: int, value: float, *, loss: float = 0.1, x: float
     figures = tuple(
         TierFigures(tier, 10, value, value, value, value, value, value, value, loss, value) for tier in ("all", "high", "normal")
     )
-    return Finding(PaperRun("traces", panel, x, series, seed, SCENARIO), RunResult(figures, (0.1,) * 40, 0, 0, 16.0, 0.1))
+    return Finding(PaperRun("traces", panel, x, series, seed, SCENARIO), RunResult(figures, (0.1,) * 40, 0, 0, 16.0, 60.0, 0.1))
 
 
 BASE = [finding("llumnix", seed, value) for seed, value in ((1, 1.0), (2, 2.0))]

@@ -21,7 +21,7 @@ WORTH = {"round_robin": 4.0, "infaas": 2.0, "llumnix": 1.0, "midstream": 0.5, BA
 def result(value: float, instances: float = 16.0, **tiers: float) -> RunResult:
     worths = {"all": value, "high": value, "normal": value} | tiers
     figures = tuple(TierFigures(tier, 9, v, v, v, v, v, v, v, v, v) for tier, v in worths.items())
-    return RunResult(figures, tuple(value * share for share in (0.0, 0.1, 0.2, 0.1)), 0, 5, instances, 0.1)
+    return RunResult(figures, tuple(value * share for share in (0.0, 0.1, 0.2, 0.1)), 0, 5, instances, 1000.0, 0.1)
 
 
 def findings(experiment: str) -> list[Finding]:
@@ -117,8 +117,7 @@ def test_the_floor_is_what_full_memory_would_take() -> None:
         }
     )
     # Ten prompt tokens; steps at contexts 11 and 12: 23 tokens of 1000 for a second, twice 0.01, and 10 times 0.1 for the prompt.
-    assert floor_instances(scenario, [Arrival(2.0, 10, 3)]) == pytest.approx((0.023 + 0.02 + 1.0) / 2)
-    assert floor_instances(scenario, [Arrival(0.0, 10, 3)]) == 0.0
+    assert floor_instances(scenario, [Arrival(2.0, 10, 3)], 4.0) == pytest.approx((0.023 + 0.02 + 1.0) / 4)
 
 
 def test_the_plan_says_how_much_is_run() -> None:

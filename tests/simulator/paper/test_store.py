@@ -12,7 +12,7 @@ from simulator.paper.store import CODE, ResultStore, code_digest, key_of, result
 from simulator.scenario import Scenario, from_dict
 
 ROOT = Path(__file__).resolve().parents[3]
-RESULT = RunResult((TierFigures("all", 3, 1.0, 2.0, 0.1, 0.1, 0.2, 0.03, 0.04, 0.0, 0.2),), (0.0, 0.25), 1, 2, 16.0, 0.5)
+RESULT = RunResult((TierFigures("all", 3, 1.0, 2.0, 0.1, 0.1, 0.2, 0.03, 0.04, 0.0, 0.2),), (0.0, 0.25), 1, 2, 16.0, 60.0, 0.5)
 
 
 def scenario(seed: int = 1, requests: int = 20) -> Scenario:
