@@ -97,7 +97,7 @@ class Rebalancer:
         self._silent = {instance: until_s for instance, until_s in self._silent.items() if until_s > now_s}
         self._budget = replace(self._budget, per_s=self._rules.moves_per_instance_s * len(cluster.instances))
         for pool in pools(cluster):
-            able = tuple(view for view in pool.instances if view.state in _ABLE and view.id not in self._silent)
+            able = tuple(view for view in pool.instances if view.state in _ABLE and view.can_move and view.id not in self._silent)
             if len(able) > 1:
                 await self._rebalance(term, ClusterView(able), tasks)
 

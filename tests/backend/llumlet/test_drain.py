@@ -8,7 +8,7 @@ import pytest
 
 from backend.llumlet.app import build
 from backend.llumlet.settings import LlumletSettings
-from backend.llumlet.wire import lost_event, moved_event
+from backend.llumlet.wire import moved_event, released_event
 from backend.registry.instance import InstanceState
 from backend.registry.memory import MemoryStore
 from migration.errors import Refused
@@ -87,7 +87,7 @@ async def test_the_deadline_gives_up_what_still_runs_and_says_so() -> None:
     async with running_backend(drain_deadline_s=0.05) as backend, backend.chat() as running:
         await running.until(event(""))
         backend.app.drain.leave()
-        assert (await running.rest()).endswith(lost_event("drained"))
+        assert (await running.rest()).endswith(released_event("drained"))
         async with asyncio.timeout(5):
             await backend.stopped.wait()
         assert backend.engine.flights == {}
