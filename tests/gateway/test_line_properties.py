@@ -108,11 +108,17 @@ class World:
 
     async def settle(self) -> None:
         """Everybody looks until nobody finds anything more to do."""
+        await until(self._all_stand)
         before: list[str] | None = None
         while (now := await self.waiting()) != before:
             before = now
             for n in range(len(self.gateways)):
                 await self.bind(n)
+
+    def _all_stand(self) -> bool:
+        """Who has no instance waits in its gateway, too, and not only in the store."""
+        standing = sum(gateway.line.length(tier) for gateway in self.gateways for tier in ("high", "normal", "batch"))
+        return standing == sum(client.instance is None for client in self.clients)
 
     async def close(self) -> None:
         for client in self.clients:
