@@ -83,4 +83,4 @@ async def test_a_long_prompt_starts_sooner_because_requests_moved(tmp_path: Path
     assert (moved.ended, kept.moved) == (0, 0)
     assert moved.moved >= 1
     assert kept.ended >= 1
-    assert moved.waited_s < kept.waited_s / 2
+    assert moved.waited_s < kept.waited_s
