@@ -90,6 +90,10 @@ class Line:
         since_s = min((waiter.joined_s for waiter in self._waiters.values() if waiter.ticket.tier == tier), default=inf)
         return max(0.0, self._clock() - since_s)
 
+    def waiting_tokens(self, model: str | None) -> int:
+        """Prompt tokens of this gateway's requests that wait for that model; None: for any."""
+        return sum(waiter.ticket.tokens for waiter in self._waiters.values() if model in (None, waiter.ticket.line))
+
     def holds_back(self, line: str, rank: int) -> bool:
         """Whether a newcomer of that rank has requests of this gateway before it."""
         return any(waiter.ticket.line == line and waiter.ticket.rank <= rank for waiter in self._waiters.values())

@@ -180,7 +180,9 @@ class Passage:
         patience_s = self._settings.attempt_timeout_s if self._body.stream else None
         try:
             async with asyncio.timeout(patience_s) as patience:
-                opened = await self._parts.upstream.send(self._method, instance.report.url, self._target, headers, self._body.raw)
+                opened = await self._parts.upstream.send(
+                    self._method, instance.report.url, self._target, headers, self._body.raw, member=instance.is_member
+                )
                 async with opened as response:
                     if response.is_event_stream:
                         await self._pass_stream(instance, response, patience)

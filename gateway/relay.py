@@ -189,7 +189,7 @@ class Relay:
         try:
             async with asyncio.timeout(patience_s) as self._patience, AsyncExitStack() as legs:
                 with self._attendant.listening(instance.id, self._lose_patience):
-                    opened = await self._open(instance.report.url)
+                    opened = await self._open(instance)
                 response = await legs.enter_async_context(opened)
                 if not response.is_event_stream:
                     return await self._pass_whole(response)
@@ -200,17 +200,18 @@ class Relay:
         except TimeoutError:
             raise UpstreamSilent("The instance gave no first event in time.") from None
 
-    async def _open(self, url: str) -> UpstreamResponse:
+    async def _open(self, instance: InstanceView) -> UpstreamResponse:
         """Ask an instance to begin, or to go on with what the client has been shown."""
         leg = Leg(self._request, self._attempts.next_epoch())
         headers = request_headers(self._asked.headers, leg.request, self.tier, self._parts.policy.rank_of(self.tier), leg.epoch)
         if self._attempts.resuming is None:
-            return await self._parts.upstream.post(url, self._asked.target, headers, self._asked.body)
+            url, member = instance.report.url, instance.is_member
+            return await self._parts.upstream.post(url, self._asked.target, headers, self._asked.body, member=member)
         self._gap_leg = leg
         self._transcript.rejoin()
         asked = self._asked
         order = resume_order(leg, self.tier, asked.target, headers, asked.body, self._transcript)
-        return await self._parts.upstream.resume(url, order)
+        return await self._parts.upstream.resume(instance.report.url, order)
 
     def _lose_patience(self) -> None:
         if not self._patience.expired():

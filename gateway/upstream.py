@@ -27,6 +27,9 @@ from migration.leg import Leg
 
 log = logging.getLogger("midstream.gateway.upstream")
 
+_NOBODY = Signer(())
+"""For those who share no secret with us."""
+
 _TARGET = re.compile(r"/[\x21-\x7e]*")
 
 
@@ -96,13 +99,13 @@ class Upstream:
         finally:
             await pool.close()
 
-    async def post(self, url: str, target: str, headers: RawHeaders, body: bytes) -> UpstreamResponse:
+    async def post(self, url: str, target: str, headers: RawHeaders, body: bytes, *, member: bool = True) -> UpstreamResponse:
         """Send a request to `url` (an instance) at `target` (path and query, as they came). Returns at the answer's head."""
-        return await self._request("POST", url + target, headers, body)
+        return await self._request("POST", url + target, headers, body, member=member)
 
-    async def send(self, method: str, url: str, target: str, headers: RawHeaders, body: bytes) -> UpstreamResponse:
+    async def send(self, method: str, url: str, target: str, headers: RawHeaders, body: bytes, *, member: bool = True) -> UpstreamResponse:
         """The same with any method; without a body if there is none."""
-        return await self._request(method, url + target, headers, body or None)
+        return await self._request(method, url + target, headers, body or None, member=member)
 
     async def attach(self, url: str, leg: Leg) -> UpstreamResponse:
         """Attach to the stream of a leg at that instance."""
@@ -110,13 +113,13 @@ class Upstream:
 
     async def request(self, method: str, url: str, headers: RawHeaders, body: bytes) -> UpstreamResponse:
         """Ask something that is no instance. Returns at the answer's head."""
-        return await self._request(method, url, headers, body)
+        return await self._request(method, url, headers, body, member=False)
 
     async def fetch(self, url: str, timeout_s: float, key: str | None = None) -> tuple[int, bytes]:
         """Status and body of a plain GET. Raises UpstreamFailed, of which UpstreamSilent if it took too long."""
         headers = ((b"authorization", b"Bearer " + key.encode()),) if key else ()
         try:
-            async with asyncio.timeout(timeout_s), await self._request("GET", url, headers, None) as response:
+            async with asyncio.timeout(timeout_s), await self._request("GET", url, headers, None, member=False) as response:
                 return response.status, await response.read_all(limit_bytes=64 * 2**20)
         except TimeoutError:
             raise UpstreamSilent(f"The instance gave no answer within {timeout_s:g} s.") from None
@@ -147,8 +150,12 @@ class Upstream:
         except ValueError as error:
             raise UpstreamBroken("The instance's answer is not JSON.") from error
 
-    async def _request(self, method: str, url: str, headers: RawHeaders, body: bytes | None) -> UpstreamResponse:
-        """A pooled connection may have been closed by the other side just now: that says nothing about the instance, so try anew."""
+    async def _request(self, method: str, url: str, headers: RawHeaders, body: bytes | None, *, member: bool = True) -> UpstreamResponse:
+        """A pooled connection may have been closed by the other side just now: that says nothing about the instance, so try anew.
+
+        What is asked of a `member` of the fleet is signed, and its answer must be proven.
+        """
+        signer = self._signer if member else _NOBODY
         base, target = _split(url)
         try:
             origin, _ = split_url(base)
@@ -157,7 +164,7 @@ class Upstream:
         if not _TARGET.fullmatch(target):
             raise UpstreamBroken("The path cannot be asked for.")
         while True:
-            signed = self._signer.sign(method, url, headers, body or b"")
+            signed = signer.sign(method, url, headers, body or b"")
             head = _head(method, target, origin.authority, (*signed.headers, *headers), body)
             try:
                 connection, is_reused = await self._pool.take(origin)

@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "bench": ("bench", "simulator", "deploy", "gateway", "backend", "migration"),
     "deploy": ("deploy", "gateway", "backend", "migration"),
     # The command line hands over to whatever it starts.
-    "deploy.cli": ("deploy", "gateway", "backend", "migration", "simulator", "bench"),
+    **dict.fromkeys(("deploy.cli", "deploy.simulator_cli"), ("deploy", "gateway", "backend", "migration", "simulator", "bench")),
 }
 
 # Third parties (and parts of the standard library) that only these modules, and what lies under them, may import.

@@ -51,6 +51,11 @@ class InstanceView:
         return self.report.instance
 
     @property
+    def is_member(self) -> bool:
+        """It has a llumlet beside it, and shares the fleet's secret; a plain OpenAI server does not."""
+        return self.report.kind is not InstanceKind.PASSIVE
+
+    @property
     def can_move(self) -> bool:
         """True if it can give and take running requests."""
         return self.report.kind is InstanceKind.LLUMLET

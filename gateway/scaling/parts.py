@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from backend.registry.store import InstanceStore
 from gateway.events import EventFeed
 from gateway.ledger import Ledger
+from gateway.line import Line
 from gateway.scaling.autoscaler import LEASE as AUTOSCALER_LEASE
 from gateway.scaling.autoscaler import Autoscaler, Pacing
 from gateway.scaling.hand import Hand, Limits
@@ -36,7 +37,13 @@ class ScalingParts:
 
 
 def build_scaling(
-    settings: GatewaySettings, store: InstanceStore, upstream: Upstream, ledger: Ledger, events: EventFeed, clock: Callable[[], float]
+    settings: GatewaySettings,
+    store: InstanceStore,
+    upstream: Upstream,
+    ledger: Ledger,
+    line: Line,
+    events: EventFeed,
+    clock: Callable[[], float],
 ) -> ScalingParts:
     """Wire the parts."""
     operations = Operations(
@@ -69,7 +76,7 @@ def build_scaling(
         ledger,
         _tenure(settings, store, AUTOSCALER_LEASE),
         Pacing(settings.autoscale_interval_s, settings.scale_max_retry_s),
-        line_tokens=lambda model: 0,  # requests wait in the engines' queues, which the reports count
+        line_tokens=line.waiting_tokens,
         clock=clock,
     )
     return ScalingParts(operations, llumlets, launcher, worker, autoscaler)

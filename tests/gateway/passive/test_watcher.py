@@ -51,6 +51,14 @@ async def test_one_command_and_nothing_beside_it() -> None:
         assert (await client.get("/admin/requests")).json() == {"requests": [], "silent": []}
 
 
+async def test_a_server_that_shares_no_secret_is_used_beside_a_fleet_that_does() -> None:
+    async with plain_server() as plain, gateway(plain, fleet_secret="a secret of sixteen bytes or more") as client:
+        await seen(client, 1)
+        response = await client.post("/v1/chat/completions", json=BODY)
+        assert (response.status_code, response.content) == (200, ANSWER)
+        assert (await client.post("/tokenize", json={"model": "m", "prompt": "a"})).status_code != 502
+
+
 async def test_requests_spread_over_servers_of_which_nothing_is_known() -> None:
     held = asyncio.Event()
 
