@@ -50,11 +50,14 @@ class Dispatcher:
         self._decisions = decisions
         self._numbers = count(rng.randrange(2**16))
 
-    async def choose(self, place: Place, model: str | None, excluded: frozenset[InstanceId]) -> InstanceView:
-        """Put the request on an instance. Raises ModelNotFound, NoInstance, QueueFull, PatienceOver. The caller sets a deadline."""
+    async def choose(self, place: Place, model: str | None, excluded: frozenset[InstanceId], *, under_way: bool = False) -> InstanceView:
+        """Put the request on an instance. Raises ModelNotFound, NoInstance, QueueFull, PatienceOver. The caller sets a deadline.
+
+        One whose answer is `under_way` does not stand in line (again), and is not refused there: its client reads already.
+        """
         await self._ledger.give_back(place)  # of an instance that failed it; nothing else may be held by one that waits
         request = RequestView(place.request, model, place.tier, place.prompt_tokens, excluded, sequence=next(self._numbers))
-        if isinstance(self._policy.line, Immediate):
+        if under_way or isinstance(self._policy.line, Immediate):
             return await self._choose_at_once(place, request)
         found = await self._pass(place, request)
         return found if isinstance(found, InstanceView) else await self._line.wait(place, request, found)

@@ -1,4 +1,4 @@
-"""Finding the instance for a relay's next attempt: in line if need be, and for an answer under way with a bound of its own."""
+"""Finding the instance for a relay's next attempt: in line if need be; for an answer under way at once, or within a bound of its own."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ async def seek(parts: Composition, place: Place, asked: Asked, attempts: Attempt
     while True:
         excluded = attempts.excluded(await parts.ledger.view(settings.view_max_age_s))
         try:
-            return await _choose(parts, place, asked, excluded, deadline)
+            return await _choose(parts, place, asked, excluded, deadline, attempts.under_way)
         except (NoInstance, ModelNotFound):
             if attempts.failure is None:
                 raise
@@ -35,14 +35,14 @@ async def seek(parts: Composition, place: Place, asked: Asked, attempts: Attempt
 
 
 async def _choose(
-    parts: Composition, place: Place, asked: Asked, excluded: frozenset[InstanceId], deadline: asyncio.Timeout
+    parts: Composition, place: Place, asked: Asked, excluded: frozenset[InstanceId], deadline: asyncio.Timeout, under_way: bool
 ) -> InstanceView:
     """Time in line counts towards its tier's patience, and not towards the deadline of the first byte."""
     queued_s, deadline_s = place.queued_s, deadline.when()
     if asked.tier.sheddable and not deadline.expired():
         deadline.reschedule(None)
     try:
-        return await parts.dispatcher.choose(place, asked.fields.model, excluded)
+        return await parts.dispatcher.choose(place, asked.fields.model, excluded, under_way=under_way)
     finally:
         if deadline_s is not None and deadline.when() is None:
             deadline.reschedule(deadline_s + place.queued_s - queued_s)

@@ -4,10 +4,12 @@ import asyncio
 import base64
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from migration.leg import InstanceId
 from tests.backend.registry.reports import a_report
 from tests.gateway.conftest import Rig, make_rig, report, until
 from tests.gateway.scripted import SSE, Exchange, Script, ScriptedBackend, answer_event, chunk, control, event, moving, shown, told
@@ -92,6 +94,25 @@ async def test_the_instance_that_died_is_not_asked_again_and_the_claim_follows(r
         content = b"".join([part async for part in response.aiter_raw()])
     assert content == shown(EVENTS)
     assert not first.asked(RESUME)
+    await rig.quiet()
+
+
+async def test_an_answer_under_way_does_not_stand_in_line(rig: Rig) -> None:
+    """A newcomer would wait: there is no room anywhere. Whoever reads already goes on."""
+    first, second = await rig.add("a"), await rig.add("b", running=5)
+    full = replace(report("b", second.url, running=5), capacity_tokens=1000, free_tokens=0, waiting=3, waiting_tokens=900, sequence=2)
+    first.script = dies(*EVENTS[:4])
+
+    async def dies_and_is_gone(exchange: Exchange) -> None:
+        await rig.store.withdraw(InstanceId("a"))
+        await rig.store.publish(full, 1000)
+        await dies(*EVENTS[:4])(exchange)
+
+    first.script = dies_and_is_gone
+    second.others[RESUME] = tells(*EVENTS)
+    response = await rig.ask()
+    assert response.content == shown(EVENTS)
+    assert len(second.asked(RESUME)) == 1
     await rig.quiet()
 
 
