@@ -97,23 +97,23 @@ async def test_the_instance_that_died_is_not_asked_again_and_the_claim_follows(r
     await rig.quiet()
 
 
-async def test_an_answer_under_way_does_not_stand_in_line(rig: Rig) -> None:
+async def test_an_answer_under_way_does_not_stand_in_line() -> None:
     """A newcomer would wait: there is no room anywhere. Whoever reads already goes on."""
-    first, second = await rig.add("a"), await rig.add("b", running=5)
-    full = replace(report("b", second.url, running=5), capacity_tokens=1000, free_tokens=0, waiting=3, waiting_tokens=900, sequence=2)
-    first.script = dies(*EVENTS[:4])
+    async with make_rig(view_max_age_s=0) as rig:
+        first, second = await rig.add("a"), await rig.add("b", running=5)
+        full = replace(report("b", second.url, running=5), free_tokens=0, waiting=3, waiting_tokens=900, sequence=2)
 
-    async def dies_and_is_gone(exchange: Exchange) -> None:
-        await rig.store.withdraw(InstanceId("a"))
-        await rig.store.publish(full, 1000)
-        await dies(*EVENTS[:4])(exchange)
+        async def fills_up_and_dies(exchange: Exchange) -> None:
+            await rig.store.withdraw(InstanceId("a"))
+            await rig.store.publish(full, 1000)
+            await dies(*EVENTS[:4])(exchange)
 
-    first.script = dies_and_is_gone
-    second.others[RESUME] = tells(*EVENTS)
-    response = await rig.ask()
-    assert response.content == shown(EVENTS)
-    assert len(second.asked(RESUME)) == 1
-    await rig.quiet()
+        first.script = fills_up_and_dies
+        second.others[RESUME] = tells(*EVENTS)
+        async with asyncio.timeout(5):
+            response = await rig.ask()
+        assert response.content == shown(EVENTS)
+        await rig.quiet()
 
 
 async def test_one_death_after_the_other(rig: Rig) -> None:
