@@ -66,8 +66,7 @@ class Relay:
     """One request, from its first byte to its last."""
 
     def __init__(self, parts: Composition, scope: Scope, client: Downstream, caller: Caller) -> None:
-        self._parts = parts
-        self._settings = parts.settings
+        self._parts, self._settings = parts, parts.settings
         self._client = client
         self._caller = caller
         self._scope = scope
@@ -158,7 +157,7 @@ class Relay:
         """
         self._drop_attachment()
         if not isinstance(failure, UpstreamLetGo):
-            self._attempts.blame(self._served_by, await self._parts.ledger.view(self._settings.view_max_age_s))
+            await self._blame()
         if isinstance(failure, UpstreamUnreachable):
             self._parts.dispatcher.suspect(self._served_by)
         decision = self._attempts.decide(
@@ -176,6 +175,9 @@ class Relay:
             self._transcript, self._head, self._gap_leg = Transcript(), None, None
             self._memory.cover(0)
             self._parts.metrics.retries.labels(failure.reason).inc()
+
+    async def _blame(self) -> None:
+        self._attempts.blame(self._served_by, await self._parts.ledger.view(self._settings.view_max_age_s))
 
     async def _ride(self, instance: InstanceView) -> None:
         """The answer from this instance, and from those it moves on to. Returns when it is complete. Raises UpstreamFailed."""
@@ -248,6 +250,7 @@ class Relay:
             except UpstreamBroken:
                 if self._attachment is None:
                     raise
+                await self._blame()
                 return Turn.SWITCH
 
     async def _read(self, response: UpstreamResponse) -> bytes:

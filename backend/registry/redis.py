@@ -34,6 +34,8 @@ local REPORTS, MARKS, REPORT_EXPIRY = 'midstream:reports', 'midstream:report_mar
 local CLAIMS, CLAIM_EXPIRY = 'midstream:claims', 'midstream:claim_expiry'
 local COUNT, TOKENS = 'midstream:claim_count', 'midstream:claim_tokens'
 
+local function minus(tokens) return tokens == '0' and tokens or '-' .. tokens end -- Redis takes '-0' for no number
+
 local function count_claim(instance, claims, tokens)
     if redis.call('HINCRBY', COUNT, instance, claims) == 0 then
         redis.call('HDEL', COUNT, instance)
@@ -49,7 +51,7 @@ local function drop_claim(request)
     local claim = cjson.decode(text)
     redis.call('HDEL', CLAIMS, request)
     redis.call('HDEL', AHEAD, request)
-    count_claim(claim[1], -1, '-' .. claim[4])
+    count_claim(claim[1], -1, minus(claim[4]))
     ring()
     return 1
 end
@@ -121,7 +123,7 @@ _MOVE_CLAIM = """
 local text = redis.call('HGET', CLAIMS, ARGV[1])
 if not text then return 0 end
 local claim = cjson.decode(text)
-count_claim(claim[1], -1, '-' .. claim[4])
+count_claim(claim[1], -1, minus(claim[4]))
 count_claim(ARGV[2], 1, claim[4])
 claim[1] = ARGV[2]
 redis.call('HSET', CLAIMS, ARGV[1], cjson.encode(claim))

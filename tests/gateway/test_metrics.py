@@ -71,7 +71,7 @@ async def test_instances_are_told_of_while_they_are_there(rig: Rig) -> None:
     assert seen['midstream_gateway_instance_running{instance="a"}'] == 2
     assert seen['midstream_gateway_instance_preemptions_total{instance="b"}'] == 7
     assert seen['midstream_gateway_instance_state{instance="b",state="draining"}'] == 1
-    assert seen['midstream_gateway_decisions_total{instance="a",kind="dispatch"}'] == 1
+    assert seen['midstream_gateway_decisions_total{instance="a",kind="bind"}'] == 1
     for each in rig.backends:
         await rig.store.withdraw(each.id)  # type: ignore[arg-type]
     async with asyncio.timeout(5):

@@ -11,7 +11,7 @@ from backend.registry.store import Candidate, Claim, InstanceStore
 from migration.leg import InstanceId, Leg, RequestId
 
 I1, I2 = InstanceId("i1"), InstanceId("i2")
-R1, R2 = RequestId("r.1"), RequestId("r2")
+R1, R2, R3 = RequestId("r.1"), RequestId("r2"), RequestId("r3")
 
 
 def claim(request: RequestId, tokens: int = 10) -> Claim:
@@ -107,6 +107,17 @@ async def test_release_counts_once(store: InstanceStore, report: LoadReport) -> 
     assert not await store.release(R2)
     sighting = (await store.sightings())[0]
     assert (sighting.claims, sighting.claimed_tokens) == (0, 0)
+
+
+async def test_claims_of_no_tokens_move_and_end_like_others(store: InstanceStore, report: LoadReport) -> None:
+    await store.publish(report, 60)
+    await store.publish(replace(report, instance=I2), 60)
+    await store.claim(claim(R1, tokens=0), [Candidate(I1, 0)], 60)
+    await store.claim(claim(R2, tokens=7), [Candidate(I1, 1)], 60)
+    assert await store.move_claim(R1, I2)
+    await store.claim(claim(R3, tokens=0), [Candidate(I2, 1)], 60)
+    assert await store.release(R1)
+    assert [(seen.claims, seen.claimed_tokens) for seen in await store.sightings()] == [(1, 7), (1, 0)]
 
 
 async def test_claim_expires_unless_renewed(store: InstanceStore, report: LoadReport) -> None:
