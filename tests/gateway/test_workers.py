@@ -78,6 +78,13 @@ async def _ask(url: str) -> bytes:
         return (await client.post(f"{url}/v1/chat/completions", json=BODY)).content
 
 
+async def _counts(url: str, answers: int) -> bool:
+    """Whether all workers together have counted so many; each is counted just after its client has it."""
+    async with httpx.AsyncClient(timeout=20) as client:
+        text = (await client.get(f"{url}/metrics")).text
+    return re.findall(r'requests_total\{outcome="ok",tier="normal"\} (\d+)', text) == [str(answers)]
+
+
 @pytest.mark.timeout(120)
 async def test_dead_workers_are_replaced_and_metrics_are_those_of_all(redis_url: str) -> None:
     held = asyncio.Event()
@@ -96,16 +103,14 @@ async def test_dead_workers_are_replaced_and_metrics_are_those_of_all(redis_url:
                     assert "midstream_gateway_live_requests 12.0" in (await client.get(f"{url}/metrics")).text
             held.set()
         assert [task.result() for task in asked] == [ANSWER] * 12
+        await until(lambda: _counts(url, 12), within_s=20)
         before = workers_of(supervisor.pid)
         victim = min(before)
         os.kill(victim, signal.SIGKILL)
         await until(lambda: len(workers_of(supervisor.pid) - {victim}) == 2, within_s=20)
         for _ in range(6):
             assert await _ask(url) == ANSWER
-        async with httpx.AsyncClient(timeout=20) as client:
-            text = (await client.get(f"{url}/metrics")).text
-        counted = re.findall(r'requests_total\{outcome="ok",tier="normal"\} (\d+)', text)
-        assert [int(count) for count in counted] == [18]
+        await until(lambda: _counts(url, 18), within_s=20)
         left = workers_of(supervisor.pid)
         supervisor.terminate()
         assert await asyncio.wait_for(supervisor.wait(), 20) == 0

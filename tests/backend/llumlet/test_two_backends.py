@@ -185,6 +185,6 @@ async def test_nothing_of_a_stream_is_kept_once_it_has_been_read(sites: tuple[Si
 
     def is_gone() -> bool:
         gc.collect()
-        return not any(isinstance(one, StreamBuffer) for one in gc.get_objects())
+        return not any(type(one) is StreamBuffer for one in gc.get_objects())
 
     await wait_until(is_gone)
