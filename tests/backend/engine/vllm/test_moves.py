@@ -152,8 +152,11 @@ async def test_stop_strings_before_across_and_after_the_move(fleet: Fleet, offse
     body = completion(stop=[stop], include_stop_str_in_output=offset % 2 == 0)
     with fleet.a.freezing_at(frozen_at), fleet.b.freezing_at(frozen_at):
         unmoved = await fleet.ask("/v1/completions", body)
-        moved = await fleet.ask("/v1/completions", body, move_at=(25,))
-    assert moved.comparable == unmoved.comparable
+        for _ in range(3):  # on a busy machine the engine may be past that token before the order to freeze is there
+            moved = await fleet.ask("/v1/completions", body, move_at=(25,))
+            assert moved.comparable == unmoved.comparable
+            if moved.outcome is not None and moved.outcome["outcome"] == "moved":
+                break
     assert b'"finish_reason":"stop"' in moved.body
     assert moved.outcome is not None
     assert moved.outcome["outcome"] == ("moved" if offset >= 0 else moved.outcome["outcome"])
@@ -168,7 +171,7 @@ async def test_several_at_once(fleet: Fleet) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(
-                fleet.ask("/v1/completions", completion(prompt=[3000 + n * 100 + i for i in range(40)], max_tokens=120), move_at=(20 + n,))
+                fleet.ask("/v1/completions", completion(prompt=[3000 + n * 100 + i for i in range(40)], max_tokens=400), move_at=(20 + n,))
             )
             for n in range(4)
         ]
@@ -177,7 +180,7 @@ async def test_several_at_once(fleet: Fleet) -> None:
         assert answer.outcome is not None
         assert answer.outcome["outcome"] == "moved", answer.outcome
         ids = [token for chunk in answer.chunks for choice in chunk["choices"] for token in choice["token_ids"] or ()]
-        assert len(ids) == 120
+        assert len(ids) == 400
         assert answer.body.endswith(b"data: [DONE]\n\n")
     assert await fleet.settle() == before
 
