@@ -15,7 +15,7 @@ import pytest
 from backend.registry.memory import MemoryStore
 from backend.registry.store import InstanceStore
 from gateway.resumable import digest_of
-from tests.gateway.conftest import Rig, make_rig, until
+from tests.gateway.conftest import BODY, Rig, make_rig, until
 from tests.gateway.scripted import Exchange, Script, chunk, event, shown, told
 
 EVENTS = told()
@@ -96,10 +96,9 @@ async def read_events(response: httpx.Response, count: int) -> bytes:
 
 @asynccontextmanager
 async def reading(rig: Rig, **fields: object) -> AsyncIterator[httpx.Response]:
-    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True, **fields}
     async with (
         httpx.AsyncClient(base_url=rig.url, timeout=10) as client,
-        client.stream("POST", "/v1/chat/completions", json=body, headers=RESUMABLE) as response,
+        client.stream("POST", "/v1/chat/completions", json={**BODY, **fields}, headers=RESUMABLE) as response,
     ):
         yield response
 
@@ -281,7 +280,7 @@ async def test_of_two_that_come_back_one_gets_the_rest() -> None:
 async def test_what_cannot_be_gone_on_with_says_so(fields: dict[str, object], reason: str) -> None:
     async with make_rig(resumable_max_body_bytes=1000) as rig:
         (await rig.add("a")).script = tells(*EVENTS)
-        response = await rig.ask(headers=RESUMABLE, **fields)
+        response = await rig.client.post("/v1/chat/completions", json={**BODY, **fields}, headers=RESUMABLE)
         assert response.headers["x-midstream-resumable"] == f"0; {reason}"
         assert b"id: " not in response.content
         assert (await come_back(rig, None)).status_code == 404
