@@ -30,8 +30,8 @@ class Keeper(Protocol):
     async def run(self, transcript: Callable[[], Transcript], place: Place) -> None:
         """Beside the relay, until cancelled. Raises StreamTaken, once another connection has the stream."""
 
-    async def write(self, transcript: Transcript) -> bool:
-        """Keep what is new, if anything is kept. False if another gateway has the stream."""
+    async def close(self, transcript: Transcript, place: Place) -> None:
+        """The relay ends: keep what is new, if anything is kept."""
 
 
 class Unkept:
@@ -46,8 +46,8 @@ class Unkept:
     async def run(self, transcript: Callable[[], Transcript], place: Place) -> None:
         """Nothing to do."""
 
-    async def write(self, transcript: Transcript) -> bool:
-        return True
+    async def close(self, transcript: Transcript, place: Place) -> None:
+        """Nothing to do."""
 
 
 class StoreKeeper:
@@ -111,22 +111,31 @@ class StoreKeeper:
                 self._ledger.forget(place)
                 raise StreamTaken("Another connection reads this stream on.")
 
+    async def close(self, transcript: Transcript, place: Place) -> None:
+        if not await self.write(transcript):
+            self._ledger.forget(place)
+
     async def write(self, transcript: Transcript) -> bool:
-        """A store that does not answer gets it next time."""
+        """Keep what is new. False if another gateway has the stream; a store that does not answer gets it next time."""
         if self._transcript is not transcript:
             self._transcript, self._tokens = transcript, 0
-        at = self._tokens
-        upto = min(transcript.remembered, self._settings.resumable_max_tokens) if transcript.contiguous and not transcript.forgotten else at
-        ttl_s = self._settings.resumable_ttl_s
-        if upto <= at and self._clock() - self._written_at_s < QUIET_INTERVALS * self._settings.resumable_interval_s:
+        upto = self._tokens
+        if transcript.contiguous and not transcript.forgotten:
+            upto = max(upto, min(transcript.remembered, self._settings.resumable_max_tokens))
+        if upto == self._tokens and self._clock() - self._written_at_s < QUIET_INTERVALS * self._settings.resumable_interval_s:
             return True
-        tokens, owner = transcript.ids_between(at, max(at, upto)), self._stream.owner
+        ttl_s = self._settings.resumable_ttl_s
         try:
-            answer = await self._ledger.ask(lambda: self._store.append(self._request, owner, at, tokens, transcript.created, ttl_s))
-            if answer is Appended.GONE:
-                self._tokens = 0
-                return await self._ledger.ask(lambda: self._store.begin(self._request, self._stream, ttl_s))
+            answer = await self._append(transcript, self._tokens, upto)
+            if answer is Appended.GONE and await self._ledger.ask(lambda: self._store.begin(self._request, self._stream, ttl_s)):
+                answer = await self._append(transcript, 0, upto)
         except StoreError:
             return True
-        self._tokens, self._written_at_s = at + len(tokens), self._clock()
-        return answer is Appended.KEPT
+        if answer is Appended.KEPT:
+            self._tokens, self._written_at_s = upto, self._clock()
+        return answer is not Appended.TAKEN
+
+    async def _append(self, transcript: Transcript, at: int, upto: int) -> Appended:
+        """Raises StoreError."""
+        tokens, created, ttl_s = transcript.ids_between(at, upto), transcript.created, self._settings.resumable_ttl_s
+        return await self._ledger.ask(lambda: self._store.append(self._request, self._stream.owner, at, tokens, created, ttl_s))

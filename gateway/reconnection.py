@@ -5,6 +5,7 @@ from starlette.types import Scope
 from gateway.access.caller import Caller
 from gateway.composition import Composition
 from gateway.downstream import Downstream
+from gateway.errors import MethodNotAllowed
 from gateway.headers import find_header
 from gateway.relay import Relay
 from gateway.resumable import read_seen
@@ -23,6 +24,8 @@ class Reconnection(Relay):
 
     async def _admit(self) -> None:
         parts, headers = self._parts, tuple(self._scope["headers"])
+        if self._scope["method"] != "GET":
+            raise MethodNotAllowed("A stream is read on with GET.")
         await self._client.read_body(find_header(headers, b"content-length"), parts.settings.max_body_bytes, parts.settings.body_timeout_s)
         seen = read_seen(find_header(headers, b"last-event-id"))
         taken = await parts.streams.take_over(self._wanted, seen, self._caller.name, headers)

@@ -110,7 +110,7 @@ class Relay:
                     for watcher in watchers:
                         watcher.cancel()
                     self._drop_attachment()
-                    await self._keeper.write(self._transcript)
+                    await self._keeper.close(self._transcript, self._place)
                     self._memory.cover(0)
         except* ClientTooSlow:
             self.outcome = "client_too_slow"

@@ -71,7 +71,10 @@ def why_not_kept(fields: BodyFields, body_bytes: int, max_body_bytes: int) -> st
 
 def is_repeatable(body: bytes) -> bool:
     """Whether the same request is answered by the same tokens: greedy, or with a seed."""
-    raw = json.loads(body)
+    try:
+        raw = json.loads(body)
+    except RecursionError:  # engines may read deeper than we do
+        return False
     seed, temperature = raw.get("seed"), raw.get("temperature")
     return (isinstance(seed, int) and not isinstance(seed, bool)) or (isinstance(temperature, int | float) and temperature == 0)
 

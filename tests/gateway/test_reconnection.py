@@ -286,6 +286,18 @@ async def test_what_cannot_be_gone_on_with_says_so(fields: dict[str, object], re
         assert (await come_back(rig, None)).status_code == 404
 
 
+async def test_to_look_at_it_takes_nothing_over() -> None:
+    async with make_pair() as pair:
+        backend = await pair.first.add("a")
+        backend.script = tells(*EVENTS)
+        await pair.first.ask(headers=RESUMABLE)
+        assert (await pair.second.client.head("/v1/streams/r1")).status_code == 405
+        stream = await pair.store.streams.read("r1")
+        assert stream is not None
+        assert stream.term == 1
+        assert len(stream.tokens) == 9
+
+
 @pytest.mark.parametrize("seen", ["x", "1.0", "1.0;zz", "-1.0;00000000"])
 async def test_an_id_that_is_none_of_ours(rig: Rig, seen: str) -> None:
     answer = await come_back(rig, seen)
