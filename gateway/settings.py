@@ -108,7 +108,9 @@ class GatewaySettings(PeerSettings):
         default=0.25, gt=0, description="Seconds between two times that the new tokens of such a stream are written to the store."
     )
     resumable_wait_s: float = Field(
-        default=5.0, gt=0, description="Seconds that a client who comes back waits until the gateway it comes from has let its stream go."
+        default=5.0,
+        gt=0,
+        description="Seconds that a client who comes back waits, at most, until the gateway it comes from has written what it has seen.",
     )
     resumable_max_body_bytes: int = Field(
         default=2**20, ge=0, description="Bytes of the body of such a request, at most; with more its client cannot come back."

@@ -122,7 +122,7 @@ class Streams:
 
     async def _wait_for_tokens(self, request: RequestId, key: str | None, kept: KeptStream, tokens: int) -> KeptStream:
         """The gateway that had the stream may be about to write them. Raises StreamUncertain."""
-        until_s = self._clock() + 4 * self._settings.resumable_interval_s
+        until_s = self._clock() + self._settings.resumable_wait_s
         while len(kept.tokens) < tokens:
             if self._clock() >= until_s:
                 raise StreamUncertain(

@@ -157,6 +157,7 @@ async def test_it_goes_on_where_the_client_has_seen_less_than_was_relayed() -> N
         backend.others[RESUME] = tells(*EVENTS)
         async with reading(pair.first) as response:
             await read_events(response, 7)
+        await pair.kept(6)
         again = await come_back(pair.second, id_of(3))
         assert IDS.sub(b"", again.content) == shown(EVENTS[3:])
         assert [seen.decode() for seen in IDS.findall(again.content)] == [id_of(at) for at in range(4, len(EVENTS) + 1)]
@@ -172,6 +173,7 @@ async def test_what_was_not_kept_is_computed_again() -> None:
         backend.others[RESUME] = tells(*EVENTS)
         async with reading(pair.first, **GREEDY) as response:
             content = await read_events(response, 7)
+        await pair.kept(2)
         again = await come_back(pair.second, id_of(7))
         assert IDS.sub(b"", content + again.content) == shown(EVENTS)
         assert order_of(backend.asked(RESUME)[0])["tokens"] == [101, 102]
@@ -191,7 +193,7 @@ async def test_what_is_computed_again_otherwise_is_not_shown() -> None:
 
 
 async def test_chance_does_not_come_twice() -> None:
-    async with make_pair(resumable_max_tokens=2) as pair:
+    async with make_pair(resumable_max_tokens=2, resumable_wait_s=0.1) as pair:
         backend = await pair.first.add("a")
         backend.script = holds(*EVENTS[:7])
         async with reading(pair.first) as response:
@@ -264,6 +266,7 @@ async def test_of_two_that_come_back_one_gets_the_rest() -> None:
         backend.others[RESUME] = waits
         async with reading(pair.first) as response:
             await read_events(response, 5)
+        await pair.kept(4)
         async with asyncio.TaskGroup() as tasks:
             back = [tasks.create_task(come_back(rig, id_of(5))) for rig in (pair.first, pair.second)]
             (loser,), (winner,) = await asyncio.wait(back, return_when=asyncio.FIRST_COMPLETED)
