@@ -43,6 +43,7 @@ from gateway.request_ids import RequestIds
 from gateway.request_log import RequestLog, open_request_log
 from gateway.scaling.parts import build_scaling
 from gateway.settings import GatewaySettings
+from gateway.streams import Streams
 from gateway.suspects import Suspects
 from gateway.token_memory import TokenMemory
 from gateway.upstream import Upstream
@@ -153,6 +154,7 @@ def compose(
         scaling=scaling,
         passive=passive,
         token_memory=memory,
+        streams=Streams(store.streams, ledger, settings, clock, policy.tiers),
         clock=clock,
         started_s=int(datetime.now(UTC).timestamp()),
     )

@@ -13,6 +13,7 @@ from gateway.openai import BodyFields, read_body
 from gateway.policy.tier import Tier, Tiers
 from gateway.priority import choose_tier
 from gateway.settings import GatewaySettings
+from migration.leg import RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,11 @@ class Asked:
     fields: BodyFields
     tier: Tier
     tier_note: str | None
+
+    def told(self, request: RequestId) -> RawHeaders:
+        """The headers of its answer that are known from the start."""
+        ours = ((b"x-request-id", request.encode()), (b"x-midstream-tier", self.tier.name.encode()))
+        return ours if self.tier_note is None else (*ours, (b"x-midstream-tier-note", self.tier_note.encode()))
 
 
 async def read_request(scope: Scope, client: Downstream, caller: Caller, settings: GatewaySettings, tiers: Tiers) -> Asked:

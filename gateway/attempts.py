@@ -45,6 +45,8 @@ class Attempts:
         self.failed_at_s = 0.0
         self.under_way = False
         """It has had output tokens, here or there: worth waiting for an instance that takes it."""
+        self.came_back = False
+        """Its client has seen events of it at another gateway."""
         self.epoch = 0
         self._announced = 0
 
@@ -82,6 +84,13 @@ class Attempts:
         self.resuming = None
         may_begin_anew = not shown and reason != "too_often"
         return Decision(Next.ANEW if may_begin_anew else Next.SHOW, ("refused", reason))
+
+    def take_over(self, epoch: int, reason: str, *, has_seen: bool) -> None:
+        """Another gateway's client has come: go on, from that epoch and the tokens that were kept."""
+        self.epoch = self._announced = epoch
+        self.resuming = reason
+        self.came_back = has_seen
+        self.under_way = True
 
     def next_epoch(self) -> int:
         """The epoch of the attempt that is about to be made."""

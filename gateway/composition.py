@@ -18,6 +18,7 @@ from gateway.request_ids import RequestIds
 from gateway.request_log import RequestLog
 from gateway.scaling.parts import ScalingParts
 from gateway.settings import GatewaySettings
+from gateway.streams import Streams
 from gateway.token_memory import TokenMemory
 from gateway.upstream import Upstream
 from gateway.watch import InstanceWatch
@@ -43,6 +44,7 @@ class Composition:
     scaling: ScalingParts
     passive: PassiveWatch
     token_memory: TokenMemory
+    streams: Streams
     clock: Callable[[], float]
     started_s: int
 

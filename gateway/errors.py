@@ -4,6 +4,7 @@ GatewayError
 ├── MalformedBody        400  not JSON, or not an object
 ├── MalformedOrder       400  an admin order that makes no sense
 ├── MalformedQuery       400  an admin question that makes no sense
+├── MalformedCursor      400  a last-event-id that is none of ours
 ├── Unauthorized         401  /admin without its token
 ├── BadApiKey            401  no API key, or an unknown one
 ├── ModelNotAllowed      403  the API key is not for that model
@@ -12,11 +13,15 @@ GatewayError
 ├── NotFound             404  no such route
 │   ├── ModelNotFound    404  no instance serves the model
 │   ├── RequestNotFound  404  no live request of that id
+│   ├── StreamNotFound   404  no stream of that id can be gone on with
 │   └── InstanceNotFound 404  no such passive backend
 ├── MethodNotAllowed     405
 ├── BodyTimeout          408  the client did not send its body in time
 ├── HeadTimeout          408  ... nor the head of its request
 ├── NoOtherInstance      409  nowhere to move to
+├── StreamTaken          409  another connection reads that stream on
+├── StreamUncertain      409  its client has seen more than is known of it
+├── StreamDiverged       409  what was computed again is not what its client has seen
 ├── BodyTooLarge         413
 ├── HeadTooLarge         431
 ├── RateLimited          429  the API key has used up its requests or tokens
@@ -110,6 +115,12 @@ class MalformedQuery(GatewayError):
     status, type, code = 400, "invalid_request_error", "invalid_query"
 
 
+class MalformedCursor(GatewayError):
+    """A last-event-id that is no id of an event of ours."""
+
+    status, type, code = 400, "invalid_request_error", "invalid_last_event_id"
+
+
 class Unauthorized(GatewayError):
     """The admin token is missing or wrong."""
 
@@ -158,6 +169,12 @@ class RequestNotFound(NotFound):
     code = "request_not_found"
 
 
+class StreamNotFound(NotFound):
+    """No stream of that id is kept, or not for this caller."""
+
+    code = "stream_not_found"
+
+
 class InstanceNotFound(NotFound):
     """No passive backend has that id."""
 
@@ -186,6 +203,24 @@ class NoOtherInstance(GatewayError):
     """A migration has no destination."""
 
     status, type, code = 409, "invalid_request_error", "no_other_instance"
+
+
+class StreamTaken(GatewayError):
+    """Another connection reads that stream on."""
+
+    status, type, code = 409, "invalid_request_error", "stream_taken"
+
+
+class StreamUncertain(GatewayError):
+    """The client has seen tokens that nobody knows any more, and that would not come again the same."""
+
+    status, type, code = 409, "invalid_request_error", "stream_uncertain"
+
+
+class StreamDiverged(GatewayError):
+    """What is known, or was computed again, is not what the client has seen."""
+
+    status, type, code = 409, "invalid_request_error", "stream_diverged"
 
 
 class BodyTooLarge(GatewayError):

@@ -209,6 +209,19 @@ class Ledger:
     def _count(self, instance: InstanceId, place: Place, claims: int) -> None:
         self._drift[instance] = self._drift.get(instance, Drift()).plus(claims, claims * place.prompt_tokens)
 
+    def forget(self, place: Place) -> None:
+        """Another gateway has the request, and its claim."""
+        if place.instance is not None:
+            self._count(place.instance, place, -1)
+        place.instance, place.claimed, place.asked, place.ahead = None, False, False, False
+
+    async def free(self, request: RequestId) -> None:
+        """Give back the claim that another gateway may have left; it expires if the store does not answer."""
+        try:
+            await self.ask(lambda: self._store.release(request))
+        except StoreError:
+            return
+
     async def give_back(self, place: Place) -> None:
         """Also asked for a place that is not known to be claimed: the question may have arrived and its answer not."""
         instance, asked = place.instance, place.asked

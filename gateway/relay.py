@@ -11,7 +11,6 @@ connection and gives the claim back.
 
 import asyncio
 from contextlib import AsyncExitStack
-from enum import Enum, auto
 
 from starlette.types import Scope
 
@@ -41,25 +40,19 @@ from gateway.errors import (
 )
 from gateway.headers import find_header, request_headers
 from gateway.joint import tell_joint
+from gateway.keeper import Keeper, Unkept
 from gateway.policy.view import InstanceView
 from gateway.request_log import RequestEntry
 from gateway.resuming import resume_order, why_not_resumable
 from gateway.seeking import seek
 from gateway.sse import Decoder, Event, EventTooLong
 from gateway.transcript import Transcript, Verdict
+from gateway.turn import Turn
 from gateway.upstream import UpstreamResponse
 from migration.leg import InstanceId, Leg, RequestId
 
 TAIL_S = 1.0
 """What an instance gets to close its stream in good order once the answer is complete."""
-
-
-class Turn(Enum):
-    """How a stream ended."""
-
-    COMPLETE = auto()
-    SWITCH = auto()
-    """Go on with the attachment."""
 
 
 class Relay:
@@ -80,6 +73,8 @@ class Relay:
         self._event_at_s = self._account.arrived_s
         self._gap_leg: Leg | None = None
         self._shown_by = InstanceId("")
+        self._request = RequestId("")
+        self._keeper: Keeper = Unkept()
         self.tier = parts.policy.tiers.default
         self.outcome = "failed"
 
@@ -98,21 +93,23 @@ class Relay:
         """Serve the request to its end. Errors are shown to the client; only a client that left is no error."""
         parts = self._parts
         try:
-            self._asked = await read_request(self._scope, self._client, self._caller, parts.settings, parts.policy.tiers)
+            await self._admit()
             self.tier = self._asked.tier.name
-            self._request = self._issue_id()
             self._account.open(self._request, self._asked)
             self._attendant = Attendant(self._client, parts.ledger, parts.settings, parts.clock, self.tier)
-            place = parts.ledger.place(self._request, self.tier, self._asked.fields.prompt_tokens)
-            async with place as self._place, asyncio.TaskGroup() as self._tasks:
-                attendant = self._tasks.create_task(self._attendant.run())
+            placed = parts.ledger.place(self._request, self.tier, self._asked.fields.prompt_tokens)
+            async with placed as self._place, asyncio.TaskGroup() as self._tasks:
+                beside = (self._attendant.run(), self._keeper.run(lambda: self._transcript, self._place))
+                watchers = [self._tasks.create_task(one) for one in beside]
                 try:
                     await self._run()
                 except GatewayError as error:
                     await self._fail(error)
                 finally:
-                    attendant.cancel()
+                    for watcher in watchers:
+                        watcher.cancel()
                     self._drop_attachment()
+                    await self._keeper.close(self._transcript, self._place)
                     self._memory.cover(0)
         except* ClientTooSlow:
             self.outcome = "client_too_slow"
@@ -120,13 +117,16 @@ class Relay:
             self.outcome = "client_left"
         except* GatewayError as group:
             await self._fail(first_error(group))
+        finally:
+            parts.streams.end(self._request, self._keeper)
 
-    def _issue_id(self) -> RequestId:
-        request = self._parts.request_ids.issue(find_header(self._asked.headers, b"x-request-id"))
-        self._client.ours += [(b"x-request-id", request.encode()), (b"x-midstream-tier", self.tier.encode())]
-        if self._asked.tier_note is not None:
-            self._client.ours.append((b"x-midstream-tier-note", self._asked.tier_note.encode()))
-        return request
+    async def _admit(self) -> None:
+        """Read the request, and let it in. Raises GatewayError, ClientLeft."""
+        parts = self._parts
+        asked = self._asked = await read_request(self._scope, self._client, self._caller, parts.settings, parts.policy.tiers)
+        self._request = parts.request_ids.issue(find_header(asked.headers, b"x-request-id"))
+        self._keeper, told = await parts.streams.begin(self._request, asked, self._caller.name)
+        self._client.ours += (*asked.told(self._request), *told)
 
     async def _fail(self, error: GatewayError) -> None:
         """Show what went wrong."""
@@ -160,12 +160,13 @@ class Relay:
             await self._blame()
         if isinstance(failure, UpstreamUnreachable):
             self._parts.dispatcher.suspect(self._served_by)
+        shown = self._client.started or self._attempts.came_back
         decision = self._attempts.decide(
             failure,
             self._parts.clock(),
-            shown=self._client.started,
+            shown=shown,
             tokens=self._transcript.tokens,
-            why_not=why_not_resumable(self._asked.fields, self._transcript, shown=self._client.started),
+            why_not=why_not_resumable(self._asked.fields, self._transcript, shown=shown),
         )
         if decision.counted:
             self._parts.metrics.resumes.outcomes.labels(*decision.counted).inc()
@@ -272,8 +273,7 @@ class Relay:
         if events and self._patience.when() is not None:
             self._patience.reschedule(None)
         if shown and (self._client.started or not all(raw.startswith(b":") for raw in shown)):
-            if not self._client.started:
-                await self._start()
+            await self._start()
             await self._client.write(b"".join(shown))
         if failure:
             raise failure
@@ -290,7 +290,7 @@ class Relay:
         if control is not None:
             return self._obey(control)
         if self._is_new(event) and not event.is_blank:
-            shown.append(event.raw)
+            shown.append(self._keeper.mark(event, self._transcript))
         return None
 
     def _is_new(self, event: Event) -> bool:
@@ -374,6 +374,8 @@ class Relay:
         self._account.begin(self.tier, self._served_by)
 
     async def _start(self) -> None:
+        if self._client.started:
+            return
         self._begin()
         head = self._head or Head(200, ((b"content-type", b"text/event-stream; charset=utf-8"),))
         await self._client.start(head.status, head.headers)
@@ -396,5 +398,6 @@ class Relay:
         self._parts.line.note_answer(self._account.complete())
         await response.read_out(TAIL_S)
         if not self._client.finished:
+            await self._start()
             await self._client.finish()
         return Turn.COMPLETE

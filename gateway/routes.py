@@ -20,6 +20,7 @@ from gateway.passthrough import GET_PATHS, POST_PATHS, Passage
 from gateway.policy.view import ClusterView, ViewState
 from gateway.priority import choose_tier_of_headers
 from gateway.protocol import abort_of
+from gateway.reconnection import Reconnection
 from gateway.relay import Relay
 from gateway.request_log import RequestEntry
 
@@ -113,6 +114,7 @@ def relayed_routes() -> list[Route]:
     """The routes of the streaming path (for the methods that they do not serve), and those that are passed through."""
     return [
         *(Route(path, Endpoint(Relay), methods=["POST"]) for path in RELAYED_PATHS),
+        Route("/v1/streams/{stream}", Endpoint(Reconnection), methods=["GET"]),
         *(Route(path, Endpoint(Passage), methods=["POST"]) for path in POST_PATHS),
         *(Route(path, Endpoint(Passage), methods=["GET"]) for path in GET_PATHS),
     ]

@@ -99,6 +99,25 @@ class GatewaySettings(PeerSettings):
         default=64 * 2**20, ge=0, description="Token ids (4 bytes each) remembered for going on elsewhere, at most, over all requests."
     )
     max_remembered_request_tokens: int = Field(default=2**20, ge=0, description="The same for one request.")
+    resumable_ttl_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="Seconds for which the client of a stream with `x-midstream-resumable: 1` may come back after it was last written to.",
+    )
+    resumable_interval_s: float = Field(
+        default=0.25, gt=0, description="Seconds between two times that the new tokens of such a stream are written to the store."
+    )
+    resumable_wait_s: float = Field(
+        default=5.0,
+        gt=0,
+        description="Seconds that a client who comes back waits, at most, until the gateway it comes from has written what it has seen.",
+    )
+    resumable_max_body_bytes: int = Field(
+        default=2**20, ge=0, description="Bytes of the body of such a request, at most; with more its client cannot come back."
+    )
+    resumable_max_tokens: int = Field(
+        default=65536, ge=0, description="Token ids of such a stream kept in the store, at most; those that follow are computed again."
+    )
     keepalive_interval_s: float = Field(
         default=15.0, ge=0, description="Seconds of silence after which an open stream gets an SSE comment. 0 switches that off."
     )

@@ -6,11 +6,14 @@ When a stream goes on at another instance, that one tells everything from the be
     same tokens, next sub                                    NEW
     more tokens, sub 0, and its ids begin where we ended     NEW    show it
     anything else                                            GAP    something is missing: not to be shown
+
+A client that comes from another gateway may have seen more or less than the ids that were kept there: ids that are held are never
+taken in twice, and those that only the client has seen are taken in as they are told again.
 """
 
 import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 from enum import Enum, auto
 
 from gateway.sse import Cursor, Event
@@ -42,6 +45,16 @@ class Transcript:
         self._last = (0, -1)
         self._joining = False
 
+    @staticmethod
+    def come_from_elsewhere(ids: Sequence[int], tokens: int, sub: int, created: int | None) -> "Transcript":
+        """Of a client that has seen the event `tokens`.`sub` (0.-1: none) at another gateway, where these first ids were kept."""
+        transcript = Transcript()
+        transcript._ids.extend(ids)
+        transcript._last = (tokens, sub)
+        transcript.created = created
+        transcript.rejoin()
+        return transcript
+
     @property
     def tokens(self) -> int:
         """Output tokens the client has seen."""
@@ -51,6 +64,10 @@ class Transcript:
     def token_ids(self) -> list[int]:
         """All output tokens shown so far, in order; none once they are forgotten."""
         return self._ids.tolist()
+
+    def ids_between(self, first: int, last: int) -> Sequence[int]:
+        """Those of them from number `first` up to, not including, `last`."""
+        return self._ids[first:last].tolist()
 
     @property
     def remembered(self) -> int:
@@ -79,21 +96,26 @@ class Transcript:
         if self._joining:
             verdict = self._compare(cursor)
             if verdict is not Verdict.NEW:
+                if verdict is Verdict.OLD:
+                    self._remember(cursor)
+                    self.complete = event.is_done
                 return verdict
             self._joining = False
         elif cursor.tokens != self.tokens + len(cursor.ids):
             self.contiguous = False
-        self._remember(cursor.ids)
+        self._remember(cursor)
         if self.created is None and (found := _CREATED.search(event.raw)):
             self.created = int(found[1])
         self._last = (cursor.tokens, cursor.sub)
         self.complete = self.complete or event.is_done
         return Verdict.NEW
 
-    def _remember(self, ids: Iterable[int]) -> None:
-        if not self.forgotten:
+    def _remember(self, cursor: Cursor) -> None:
+        """Those of its ids that are not held yet."""
+        if not self.forgotten and cursor.ids:
+            held = len(self._ids) - (cursor.tokens - len(cursor.ids))
             try:
-                self._ids.extend(ids)
+                self._ids.extend(cursor.ids[max(0, held) :])
             except OverflowError:
                 self.contiguous = False
 

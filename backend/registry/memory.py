@@ -9,6 +9,7 @@ from backend.registry.line import MemoryLine, Passage
 from backend.registry.rates import MemoryRates
 from backend.registry.record import MemoryRecords
 from backend.registry.store import Candidate, Claim, Sighting
+from backend.registry.stream import MemoryStreams
 from migration.leg import InstanceId, Leg, RequestId
 
 
@@ -32,6 +33,7 @@ class MemoryStore:
         self._clock = clock
         self.leases = MemoryLeases(clock)
         self.records = MemoryRecords(clock)
+        self.streams = MemoryStreams(clock)
         self.rates = MemoryRates(clock)
         self.line = MemoryLine(clock, self._expire)
         self._reports: dict[InstanceId, _Published] = {}

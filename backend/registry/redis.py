@@ -23,6 +23,7 @@ from backend.registry.redis_line import LINE, RedisLine
 from backend.registry.redis_link import CLOCK, RedisLink, whole_ms
 from backend.registry.redis_rates import RedisRates
 from backend.registry.redis_record import RedisRecords
+from backend.registry.redis_stream import RedisStreams
 from backend.registry.store import Candidate, Claim, Sighting
 from migration.leg import InstanceId, Leg, RequestId
 
@@ -161,6 +162,7 @@ class RedisStore:
         link = self._link = RedisLink(url, timeout_s=timeout_s, max_connections=max_connections)
         self.leases = RedisLeases(link)
         self.records = RedisRecords(link)
+        self.streams = RedisStreams(link)
         self.rates = RedisRates(link)
         self.line = RedisLine(link, _PREAMBLE)
         self._publish = link.script(_PREAMBLE + _PUBLISH)

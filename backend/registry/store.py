@@ -19,6 +19,7 @@ from backend.registry.lease import LeaseStore
 from backend.registry.line import LineStore, Passage
 from backend.registry.rates import RateStore
 from backend.registry.record import RecordStore
+from backend.registry.stream import StreamStore
 from migration.leg import InstanceId, Leg, RequestId
 
 
@@ -66,6 +67,10 @@ class InstanceStore(Protocol):
     @property
     def records(self) -> RecordStore:
         """Documents that outlive their writers."""
+
+    @property
+    def streams(self) -> StreamStore:
+        """What another gateway needs to go on with a client's stream."""
 
     @property
     def rates(self) -> RateStore:

@@ -46,12 +46,13 @@ def requests_of(model: str) -> Sequence[Request]:
 
 
 class Client:
-    """Reads answers from a fleet; counts how often it had to try again, and the longest silence within an answer."""
+    """Reads answers from a fleet; counts new tries, goings-on elsewhere, and the longest silence within an answer."""
 
     def __init__(self, fleet: ChaosFleet) -> None:
         self._fleet = fleet
         self._asked = 0
         self.retried = 0
+        self.reconnected = 0
         self.running = 0
         self.longest_silence_s = 0.0
 
@@ -111,17 +112,29 @@ class Client:
         got.ended = True
 
     async def _go_on(self, broken: GatewayPart, got: Got) -> None:
-        """A stream whose gateway is gone is asked for at another one; without such a service the answer stays as it is."""
-        seen = _CURSOR.findall(got.body)
-        if not got.stream or not seen:
-            return
-        headers = {"last-event-id": seen[-1].decode()}
-        for gateway in self._fleet.gateways:
-            if gateway is broken:
-                continue
+        """A stream whose gateway is gone is read on at the others, from its last whole event; what nobody knows stays as it is."""
+        gateways = self._fleet.gateways
+        at = gateways.index(broken)
+        while got.stream and not got.ended:
+            at += 1
+            got.body = whole_events(got.body)
+            seen = _CURSOR.findall(got.body)
+            headers = {"last-event-id": seen[-1].decode()} if seen else {}
+            url = f"{gateways[at % len(gateways)].url}/v1/streams/{got.request}"
             try:
-                async with self._fleet.client.get(f"{gateway.url}/v1/streams/{got.request}", headers=headers) as response:
+                async with self._fleet.client.get(url, headers=headers) as response:
                     if response.status == 200:
+                        self.reconnected += 1
                         await self._take(response, got)
+                        return
+                    got.reader_failed = f"{response.status} {await response.text()}"
+                    if response.status not in (409, 429, 503):
+                        return
             except (OSError, aiohttp.ClientError) as error:
                 got.reader_failed = repr(error)
+            await asyncio.sleep(RETRY_S)
+
+
+def whole_events(body: bytes) -> bytes:
+    """Without what came of an event that did not come to its end."""
+    return body[: body.rfind(b"\n\n") + 2] if b"\n\n" in body else b""

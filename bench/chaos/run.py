@@ -46,6 +46,7 @@ class Run:
             "moved": round(fleet.totals.get("moved", 0)),
             "resumed": round(fleet.totals.get("resumed", 0)),
             "retried": round(fleet.totals.get("retried", 0)) + self._client.retried,
+            "reconnected": self._client.reconnected,
             "wrong": self._verdicts[Verdict.WRONG],
             "lost": self._verdicts[Verdict.LOST],
             "truncated": self._verdicts[Verdict.TRUNCATED],
@@ -62,7 +63,7 @@ class Run:
             if not got.ended or got.status != 200:
                 raise RuntimeError(f"an undisturbed request was answered {got.status}: {got.body[:ENDS_SHOWN]!r} {got.reader_failed}")
             self._expected.append(comparable(got.body, got.request))
-        self._client.retried, self._client.longest_silence_s = 0, 0.0
+        self._client.retried, self._client.reconnected, self._client.longest_silence_s = 0, 0, 0.0
 
     async def _iterate(self, iteration: Iteration) -> None:
         answers = [self._client.new(self._requests[asked.request]) for asked in iteration.asked]

@@ -20,6 +20,11 @@ class Caller:
         self._tiers = tiers
         self._charged_tokens: int | None = None
 
+    @property
+    def name(self) -> str | None:
+        """His key's name."""
+        return self._key.name if self._key else None
+
     def may_see(self, model: str) -> bool:
         """Whether that model is for this caller."""
         return self._key is None or self._key.models is None or model in self._key.models

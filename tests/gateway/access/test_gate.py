@@ -101,6 +101,22 @@ async def test_replicas_share_the_rates(tmp_path: Path) -> None:
         assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
 
 
+async def test_only_the_key_that_began_a_stream_reads_it_on(tmp_path: Path) -> None:
+    store = MemoryStore(asyncio.get_running_loop().time)
+    bob = ApiKey(name="bob", sha256=hash_of_key("other"))
+    async with guarded(tmp_path, store) as one:
+        change_key_file(tmp_path / "keys.json", lambda table: table.with_key(bob))
+        async with make_rig(store, api_keys_file=tmp_path / "keys.json") as other:
+            one.backends[0].others["/midstream/resume"] = tells
+            headers = {"authorization": "Bearer secret", "x-midstream-resumable": "1", "x-request-id": "r1"}
+            assert (await one.ask(headers=headers)).headers["x-midstream-resumable"] == "1"
+            url = "/v1/streams/r1"
+            assert refused(await other.client.get(url, headers={"authorization": "Bearer other"})) == (404, "stream_not_found")
+            assert refused(await other.client.get(url)) == (401, "invalid_api_key")
+            answer = await other.client.get(url, headers={"authorization": "Bearer secret"})
+            assert (answer.status_code, answer.content.count(b"data: [DONE]")) == (200, 1)
+
+
 async def test_tokens_are_charged_in_advance_and_corrected_by_what_was_relayed(tmp_path: Path) -> None:
     async with guarded(tmp_path, tokens_per_minute=1000) as rig:
         assert (await ask(rig, max_tokens=990)).status_code == 200
