@@ -61,9 +61,9 @@ class Attendant:
                 return
             except TimeoutError:
                 pass
-            wait = self._waits
-            if self._cut is not None and await self._is_dead() and self._cut is not None and wait == self._waits:
-                self._cut()
+            wait, cut = self._waits, self._cut
+            if cut is not None and await self._is_dead() and cut is self._cut and wait == self._waits:
+                cut()
             if settings.keepalive_interval_s and self._clock() - self._client.sent_at_s >= settings.keepalive_interval_s:
                 await self._client.keep_alive()
 

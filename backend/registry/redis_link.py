@@ -117,7 +117,7 @@ class RedisLink:
     async def _open_lane(self) -> Lane:
         async with asyncio.timeout(self._timeout_s), self._opening:
             if self._lane is None or self._lane.fault is not None:
-                connection = self._lanes.make_connection()
+                connection = self._lanes.make_connection()  # type: ignore[no-untyped-call]
                 try:
                     await connection.connect()
                     writer = connection._writer

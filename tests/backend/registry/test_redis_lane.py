@@ -48,7 +48,7 @@ async def test_what_is_asked_at_once_goes_out_at_once() -> None:
         await reader.read(1)
 
     async with lane_to(serve) as lane:
-        assert await asyncio.gather(lane.ask(b"a\n"), lane.ask(b"b\n")) == [1, 2]
+        assert await asyncio.gather(*(lane.ask(each) for each in (b"a\n", b"b\n"))) == [1, 2]
     assert reads == [b"a\nb\n"]
 
 
