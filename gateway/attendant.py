@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from gateway.downstream import Downstream
 from gateway.errors import ClientLeft
@@ -16,15 +15,6 @@ from migration.leg import InstanceId
 log = logging.getLogger("midstream.gateway.attendant")
 
 
-@dataclass(eq=False, slots=True)
-class _Wait:
-    """One wait for an instance. `cut` ends it: whoever waits hears of a failure."""
-
-    instance: InstanceId
-    since_s: float
-    cut: Callable[[], None]
-
-
 class Attendant:
     """Owned by one relay, which says when it listens to which instance."""
 
@@ -34,16 +24,28 @@ class Attendant:
         self._settings = settings
         self._clock = clock
         self._tier = tier
-        self._wait: _Wait | None = None
+        self._instance = InstanceId("")
+        self._since_s = 0.0
+        self._cut: Callable[[], None] | None = None
+        self._waits = 0
+
+    def listen(self, instance: InstanceId, cut: Callable[[], None]) -> None:
+        """The relay waits for that instance, until `rest`. `cut` ends it: whoever waits hears of a failure."""
+        self._instance, self._cut, self._since_s = instance, cut, self._clock()
+        self._waits += 1
+
+    def rest(self) -> None:
+        """The relay waits no more."""
+        self._cut = None
 
     @contextmanager
     def listening(self, instance: InstanceId, cut: Callable[[], None]) -> Iterator[None]:
         """The relay waits for that instance meanwhile."""
-        self._wait = _Wait(instance, self._clock(), cut)
+        self.listen(instance, cut)
         try:
             yield
         finally:
-            self._wait = None
+            self.rest()
 
     async def run(self) -> None:
         """Until the answer is finished. Raises ClientLeft."""
@@ -59,15 +61,15 @@ class Attendant:
                 return
             except TimeoutError:
                 pass
-            wait = self._wait
-            if wait is not None and await self._is_dead(wait) and wait is self._wait:
-                wait.cut()
+            wait, cut = self._waits, self._cut
+            if cut is not None and await self._is_dead() and cut is self._cut and wait == self._waits:
+                cut()
             if settings.keepalive_interval_s and self._clock() - self._client.sent_at_s >= settings.keepalive_interval_s:
                 await self._client.keep_alive()
 
-    async def _is_dead(self, wait: _Wait) -> bool:
-        settings = self._settings
-        silent_s = self._clock() - wait.since_s
+    async def _is_dead(self) -> bool:
+        settings, instance = self._settings, self._instance
+        silent_s = self._clock() - self._since_s
         if silent_s > settings.idle_timeout_s:
             return True
         if silent_s < patience_s(self._tier, settings.hang_timeout_s, 0.0):
@@ -75,7 +77,7 @@ class Attendant:
         cluster = await self._ledger.view(settings.report_stale_s / 10)
         if not self._ledger.is_store_up:
             return False
-        hung = is_hung(wait.instance, silent_s, self._tier, cluster, settings.hang_timeout_s, settings.report_stale_s)
+        hung = is_hung(instance, silent_s, self._tier, cluster, settings.hang_timeout_s, settings.report_stale_s)
         if hung:
-            log.warning("%s counts as dead: no event for %.1f s, and its reports have stopped", wait.instance, silent_s)
+            log.warning("%s counts as dead: no event for %.1f s, and its reports have stopped", instance, silent_s)
         return hung

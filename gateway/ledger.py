@@ -14,7 +14,7 @@ from typing import TypeVar
 from backend.registry.line import LineStore, Passage
 from backend.registry.store import Candidate, Claim, InstanceStore, Sighting, StoreError
 from gateway.metrics import Metrics
-from gateway.policy.view import ClusterView, Drift, assemble
+from gateway.policy.view import NO_DRIFT, ClusterView, Drift, assemble, view_of
 from gateway.settings import GatewaySettings
 from migration.leg import InstanceId, Leg, RequestId
 
@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 _HOLDER = "response"
 """The kind of record that says which instance stores a response."""
+
+AGE_STEP_S = 0.02
+"""Ages in a view are right to that; its claims are always right."""
 
 log = logging.getLogger("midstream.gateway.ledger")
 
@@ -56,6 +59,10 @@ class Ledger:
         self._sightings: Sequence[Sighting] = ()
         self._looked_at_s = float("-inf")
         self._drift: dict[InstanceId, Drift] = {}
+        self._cluster = ClusterView()
+        self._assembled_at_s = float("-inf")
+        self._at: dict[InstanceId, int] = {}
+        self._moved: set[InstanceId] = set()
         self._down = False
         self._retry_at_s = float("-inf")
 
@@ -86,6 +93,8 @@ class Ledger:
             try:
                 self._sightings = await self.ask(self._store.sightings)
                 self._looked_at_s = self._clock()
+                self._assembled_at_s = float("-inf")
+                self._at = {sighting.report.instance: at for at, sighting in enumerate(self._sightings)}
                 self._drift = {}
                 for place in self._live.values():
                     if place.instance and not place.claimed:
@@ -96,8 +105,19 @@ class Ledger:
 
     def last_view(self) -> ClusterView:
         """The cluster as it was last seen, and what this gateway has done since."""
-        aged_s = max(0.0, self._clock() - self._looked_at_s)
-        return assemble(self._sightings, self._settings.report_stale_s, aged_s, self._drift)
+        now_s = self._clock()
+        aged_s, stale_s = max(0.0, now_s - self._looked_at_s), self._settings.report_stale_s
+        if not 0 <= now_s - self._assembled_at_s < AGE_STEP_S:
+            self._cluster = assemble(self._sightings, stale_s, aged_s, self._drift)
+            self._assembled_at_s = now_s
+        elif self._moved:
+            views = list(self._cluster.instances)
+            for at in (self._at[instance] for instance in self._moved if instance in self._at):
+                sighting = self._sightings[at]
+                views[at] = view_of(sighting, stale_s, aged_s, self._drift.get(sighting.report.instance, NO_DRIFT))
+            self._cluster = ClusterView(tuple(views))
+        self._moved.clear()
+        return self._cluster
 
     @property
     def line(self) -> LineStore:
@@ -207,7 +227,8 @@ class Ledger:
         return Claim(place.request, instance, self._settings.gateway_id, place.tier, place.prompt_tokens)
 
     def _count(self, instance: InstanceId, place: Place, claims: int) -> None:
-        self._drift[instance] = self._drift.get(instance, Drift()).plus(claims, claims * place.prompt_tokens)
+        self._moved.add(instance)
+        self._drift[instance] = self._drift.get(instance, NO_DRIFT).plus(claims, claims * place.prompt_tokens)
 
     def forget(self, place: Place) -> None:
         """Another gateway has the request, and its claim."""

@@ -70,7 +70,7 @@ class Relay:
         self._head: Head | None = None
         self._attachment: Attachment | None = None
         self._account = Account(parts.metrics, parts.clock)
-        self._event_at_s = self._account.arrived_s
+        self._read_at_s = self._event_at_s = self._account.arrived_s
         self._gap_leg: Leg | None = None
         self._shown_by = InstanceId("")
         self._request = RequestId("")
@@ -255,8 +255,12 @@ class Relay:
                 return Turn.SWITCH
 
     async def _read(self, response: UpstreamResponse) -> bytes:
-        with self._attendant.listening(self._served_by, response.close):
+        self._attendant.listen(self._served_by, response.close)
+        try:
             return await response.read()
+        finally:
+            self._attendant.rest()
+            self._read_at_s = self._parts.clock()
 
     async def _deliver(self, events: list[Event]) -> Turn | None:
         """Hand over the client's part of what one read brought, in one write. Says if this stream is over. Raises UpstreamFailed."""
@@ -265,7 +269,8 @@ class Relay:
         failure: UpstreamFailed | None = None
         for event in events:
             try:
-                turn = await self._take_event(event, shown)
+                taken = self._take_event(event, shown)
+                turn = await self._answer(taken) if isinstance(taken, Answer) else taken
             except UpstreamFailed as error:
                 failure = error
             if turn or failure:
@@ -279,16 +284,14 @@ class Relay:
             raise failure
         return turn
 
-    async def _take_event(self, event: Event, shown: list[bytes]) -> Turn | None:
+    def _take_event(self, event: Event, shown: list[bytes]) -> Turn | Answer | None:
         """One event: the client's (then added to `shown`), or ours. Raises UpstreamFailed."""
         try:
             control = parse_control(event)
         except ControlError as error:
             raise UpstreamBroken(f"The instance sent a {error}.") from error
-        if isinstance(control, Answer):
-            return await self._answer(control)
         if control is not None:
-            return self._obey(control)
+            return control if isinstance(control, Answer) else self._obey(control)
         if self._is_new(event) and not event.is_blank:
             shown.append(self._keeper.mark(event, self._transcript))
         return None
@@ -307,8 +310,8 @@ class Relay:
             self._memory.cover(0)
         if self._transcript.tokens > 0 and self._deadline.when() is not None:
             self._deadline.reschedule(None)
-        self._event_at_s = self._parts.clock()
-        if self._account.relay(self._transcript.tokens, self._event_at_s, self._served_by) and self._place.ahead:
+        self._event_at_s = self._read_at_s
+        if self._account.relay(self._transcript.tokens, self._read_at_s, self._served_by) and self._place.ahead:
             self._tasks.create_task(self._parts.ledger.started(self._place))
         self._shown_by = self._served_by
         return True
@@ -354,7 +357,7 @@ class Relay:
     def _note_joint(self) -> None:
         """The client's stream goes on at another instance: it moved there, or was resumed there."""
         if self._gap_leg is not None:
-            gap_s = self._parts.clock() - self._event_at_s
+            gap_s = self._read_at_s - self._event_at_s
             self._tasks.create_task(tell_joint(self._parts, self._gap_leg, self._shown_by, self._served_by, gap_s, self._attempts.joined()))
             self._gap_leg = None
 

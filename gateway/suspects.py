@@ -25,6 +25,8 @@ class Suspects:
 
     def without(self, cluster: ClusterView, request: RequestView) -> ClusterView:
         """The cluster as far as it is above suspicion; all of it if nobody else can take the request."""
+        if not self._until_s:
+            return cluster
         now_s = self._clock()
         self._until_s = {instance: until_s for instance, until_s in self._until_s.items() if until_s > now_s}
         careful = cluster.without(self._until_s.keys()) if self._until_s else cluster

@@ -9,9 +9,9 @@ class TokenMemory:
     def __init__(self, max_tokens: int, max_request_tokens: int, gauge: Gauge) -> None:
         self._max_tokens = max_tokens
         self._max_request_tokens = max_request_tokens
-        self._gauge = gauge
         self.tokens = 0
         """Remembered now, over all requests."""
+        gauge.set_function(lambda: self.tokens)
 
     def share(self) -> "TokenShare":
         return TokenShare(self)
@@ -21,7 +21,6 @@ class TokenMemory:
         if by > 0 and (share_tokens > self._max_request_tokens or self.tokens + by > self._max_tokens):
             return False
         self.tokens += by
-        self._gauge.set(self.tokens)
         return True
 
 

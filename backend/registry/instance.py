@@ -1,11 +1,11 @@
 """PURE. How an instance is known to the world: its load report and the claims on it. The wire contract, versioned, to and from JSON."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 
 from migration.leg import InstanceId
-from migration.typed_json import decode
+from migration.typed_json import decode, encode
 
 REPORT_VERSION = 1
 
@@ -92,7 +92,9 @@ class LoadReport:
 
     def to_json(self) -> str:
         """One line of JSON, with the report's version."""
-        return json.dumps({"version": REPORT_VERSION, **asdict(self)}, separators=(",", ":"))
+        raw = encode(self)
+        assert isinstance(raw, dict)
+        return json.dumps({"version": REPORT_VERSION, **raw}, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str | bytes) -> "LoadReport":

@@ -1,9 +1,6 @@
-"""An InstanceStore in Redis: every operation is one script.
+"""An InstanceStore in Redis: every operation is one script. (The reports are in redis_reports.py.)
 
 Keys
-    midstream:reports         hash  instance -> the report's JSON
-    midstream:report_marks    hash  instance -> [incarnation, sequence, published ms]
-    midstream:report_expiry   zset  instance -> expiry, ms
     midstream:claims          hash  request -> [instance, gateway, tier, tokens]
     midstream:claim_expiry    zset  request -> expiry, ms
     midstream:claim_count     hash  instance -> live claims
@@ -23,6 +20,7 @@ from backend.registry.redis_line import LINE, RedisLine
 from backend.registry.redis_link import CLOCK, RedisLink, whole_ms
 from backend.registry.redis_rates import RedisRates
 from backend.registry.redis_record import RedisRecords
+from backend.registry.redis_reports import REPORTS, RedisReports
 from backend.registry.redis_stream import RedisStreams
 from backend.registry.store import Candidate, Claim, Sighting
 from migration.leg import InstanceId, Leg, RequestId
@@ -30,8 +28,8 @@ from migration.leg import InstanceId, Leg, RequestId
 _PREAMBLE = (
     CLOCK
     + LINE
+    + REPORTS
     + """
-local REPORTS, MARKS, REPORT_EXPIRY = 'midstream:reports', 'midstream:report_marks', 'midstream:report_expiry'
 local CLAIMS, CLAIM_EXPIRY = 'midstream:claims', 'midstream:claim_expiry'
 local COUNT, TOKENS = 'midstream:claim_count', 'midstream:claim_tokens'
 
@@ -56,48 +54,9 @@ local function drop_claim(request)
     ring()
     return 1
 end
-local function drop_report(instance)
-    redis.call('HDEL', REPORTS, instance)
-    redis.call('HDEL', MARKS, instance)
-    redis.call('ZREM', REPORT_EXPIRY, instance)
-end
-
 for _, request in ipairs(redis.call('ZRANGEBYSCORE', CLAIM_EXPIRY, '-inf', ms(now))) do drop_claim(request) end
-for _, instance in ipairs(redis.call('ZRANGEBYSCORE', REPORT_EXPIRY, '-inf', ms(now))) do drop_report(instance) end
 """
 )
-
-# ARGV: instance, incarnation, sequence, ttl ms, json, 1 if it is urgent
-_PUBLISH = """
-local mark = redis.call('HGET', MARKS, ARGV[1])
-if mark then
-    local known = cjson.decode(mark)
-    if known[1] == ARGV[2] and tonumber(known[2]) > tonumber(ARGV[3]) then return 0 end
-end
-redis.call('HSET', REPORTS, ARGV[1], ARGV[5])
-redis.call('HSET', MARKS, ARGV[1], cjson.encode({ARGV[2], ARGV[3], ms(now)}))
-redis.call('ZADD', REPORT_EXPIRY, ms(now + ARGV[4]), ARGV[1])
-if ARGV[6] == '1' or not mark then ring() end
-return 1
-"""
-
-_WITHDRAW = """
-drop_report(ARGV[1])
-return 1
-"""
-
-# Answers json, age ms, claims, tokens of each instance in one flat list.
-_SIGHTINGS = """
-local seen = {}
-for _, instance in ipairs(redis.call('ZRANGE', REPORT_EXPIRY, 0, -1)) do
-    local known = cjson.decode(redis.call('HGET', MARKS, instance))
-    seen[#seen + 1] = redis.call('HGET', REPORTS, instance)
-    seen[#seen + 1] = ms(now - tonumber(known[3]))
-    seen[#seen + 1] = redis.call('HGET', COUNT, instance) or '0'
-    seen[#seen + 1] = redis.call('HGET', TOKENS, instance) or '0'
-end
-return seen
-"""
 
 # ARGV: request, gateway, tier, tokens, ttl ms, '=' and the line or '', rank, 1 if ahead of room,
 # then instance and claims seen of each candidate
@@ -165,9 +124,7 @@ class RedisStore:
         self.streams = RedisStreams(link)
         self.rates = RedisRates(link)
         self.line = RedisLine(link, _PREAMBLE)
-        self._publish = link.script(_PREAMBLE + _PUBLISH)
-        self._withdraw = link.script(_PREAMBLE + _WITHDRAW)
-        self._sightings = link.script(_PREAMBLE + _SIGHTINGS)
+        self._reports = RedisReports(link, _PREAMBLE)
         self._claim = link.script(_PREAMBLE + _CLAIM)
         self._move_claim = link.script(_PREAMBLE + _MOVE_CLAIM)
         self._renew = link.script(_PREAMBLE + _RENEW)
@@ -175,19 +132,13 @@ class RedisStore:
         self._claims = link.script(_PREAMBLE + _CLAIMS)
 
     async def publish(self, report: LoadReport, ttl_s: float, *, urgent: bool = False) -> None:
-        await self._publish(report.instance, report.incarnation, report.sequence, whole_ms(ttl_s), report.to_json(), int(urgent))
+        await self._reports.publish(report, ttl_s, urgent=urgent)
 
     async def withdraw(self, instance: InstanceId) -> None:
-        await self._withdraw(instance)
+        await self._reports.withdraw(instance)
 
     async def sightings(self) -> Sequence[Sighting]:
-        flat = await self._sightings.as_list()
-        seen = []
-        for text, age_ms, claims, tokens in zip(*[iter(flat)] * 4, strict=True):
-            report = _readable(text)
-            if report is not None:
-                seen.append(Sighting(report, int(age_ms) / 1000, int(claims), int(tokens)))
-        return sorted(seen, key=lambda sighting: sighting.report.instance)
+        return await self._reports.sightings()
 
     async def claim(self, claim: Claim, candidates: Sequence[Candidate], ttl_s: float, passage: Passage | None = None) -> InstanceId | None:
         way: tuple[str, int, int] = ("", 0, 0) if passage is None else (f"={passage.line}", passage.rank, int(passage.ahead))
@@ -226,14 +177,6 @@ class RedisStore:
 
 def _switch_key(leg: Leg) -> str:
     return f"midstream:switch:{leg.request}:{leg.epoch}"
-
-
-def _readable(text: str) -> LoadReport | None:
-    """One instance that speaks another version must not hide all others."""
-    try:
-        return LoadReport.from_json(text)
-    except ValueError:
-        return None
 
 
 def _claim(request: str, text: str) -> Claim:

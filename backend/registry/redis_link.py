@@ -4,15 +4,17 @@ and one round trip; time is Redis's own."""
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from hashlib import sha1
 from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError
 
+from backend.registry.redis_lane import Lane
+from backend.registry.resp import Refusal, Reply, pack
 from backend.registry.store import StoreError
 
 CLOCK = """
@@ -29,15 +31,19 @@ HEARTBEAT_S = 5.0
 class RedisScript:
     """One Lua script that takes arguments and no keys."""
 
-    def __init__(self, link: "RedisLink", script: AsyncScript) -> None:
+    def __init__(self, link: "RedisLink", body: str) -> None:
         self._link = link
-        self._script = script
+        self._body = body
+        self._hash = sha1(body.encode(), usedforsecurity=False).hexdigest()
 
     async def __call__(self, *args: str | int) -> object:
         """Its answer. Raises StoreError."""
-        async with self._link.answering():
-            answer: object = await self._script(args=list(args))
-            return answer
+        answer = await self._link.ask(pack("EVALSHA", self._hash, 0, *args))
+        if isinstance(answer, Refusal) and answer.text.startswith("NOSCRIPT"):
+            answer = await self._link.ask(pack("EVAL", self._body, 0, *args))
+        if isinstance(answer, Refusal):
+            raise StoreError(f"redis: {answer.text}")
+        return answer
 
     async def as_list(self, *args: str | int) -> list[Any]:
         """Its answer, a list. Raises StoreError."""
@@ -76,25 +82,51 @@ class RedisSubscription:
 class RedisLink:
     """Every call ends within about twice `timeout_s`, with StoreError if need be.
 
-    A call cut off by a broken connection is repeated once at once: each script may safely run twice.
+    A call cut off by a broken connection is repeated once at once: each script may safely run twice. All scripts share one connection.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 1.0, max_connections: int = 16) -> None:
         self._timeout_s = timeout_s
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=max_connections,
-            timeout=timeout_s,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 1),
-            decode_responses=True,
-        )
+        bounds = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "decode_responses": True}
+        once_more = Retry(NoBackoff(), 1)
+        pool = BlockingConnectionPool.from_url(url, max_connections=max_connections, timeout=timeout_s, retry=once_more, **bounds)
         self._redis = Redis.from_pool(pool)
+        self._lanes = ConnectionPool.from_url(url, protocol=2, **bounds)
+        self._lane: Lane | None = None
+        self._opening = asyncio.Lock()
 
     def script(self, body: str) -> RedisScript:
         """Known to the server by its hash from the first call on."""
-        return RedisScript(self, self._redis.register_script(body))
+        return RedisScript(self, body)
+
+    async def ask(self, command: bytes) -> Reply:
+        """The answer to a packed command, among those of others. Raises StoreError."""
+        try:
+            lane = self._lane
+            if lane is None or lane.fault is not None:
+                lane = await self._open_lane()
+            try:
+                return await lane.ask(command)
+            except TimeoutError:
+                raise
+            except OSError:
+                return await (await self._open_lane()).ask(command)
+        except (RedisError, OSError, ValueError, RuntimeError) as error:  # TimeoutError is an OSError; uvloop says RuntimeError of a reset
+            raise StoreError(f"redis: {type(error).__name__}: {error}") from error
+
+    async def _open_lane(self) -> Lane:
+        async with asyncio.timeout(self._timeout_s), self._opening:
+            if self._lane is None or self._lane.fault is not None:
+                connection = self._lanes.make_connection()  # type: ignore[no-untyped-call]
+                try:
+                    await connection.connect()
+                    writer = connection._writer
+                    assert writer is not None
+                    self._lane = Lane(writer, self._timeout_s)
+                    connection._reader = connection._writer = None  # the client's library has done its part: address, TLS, login
+                finally:
+                    await connection.disconnect(nowait=True)
+            return self._lane
 
     async def put(self, key: str, value: str, ttl_s: float) -> None:
         async with self.answering():
@@ -115,6 +147,8 @@ class RedisLink:
 
     async def close(self) -> None:
         async with self.answering():
+            if self._lane is not None:
+                await self._lane.close()
             await self._redis.aclose()
 
     @asynccontextmanager

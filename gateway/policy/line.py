@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal, Protocol
 
-from backend.registry.instance import StepCost
+from backend.registry.instance import LoadReport, StepCost
 from gateway.policy.dispatch import DispatchPolicy, LeastLoaded, eligible, room_tokens
 from gateway.policy.load import standing
 from gateway.policy.price import placement_cost_s
 from gateway.policy.tier import Tiers
 from gateway.policy.view import ClusterView, InstanceView, RequestView, ViewState
+from migration.choice import Standing as Totals
 from migration.leg import InstanceId, RequestId
 
 
@@ -106,7 +107,27 @@ class _Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class LateBinding:
+class _Sums:
+    """What a seat is at first: all that depends on the report and the claims alone."""
+
+    report: LoadReport
+    claims: int
+    claimed_tokens: int
+    room: int
+    standing: Totals
+
+    def are_of(self, view: InstanceView) -> bool:
+        return self.report is view.report and self.claims == view.claims and self.claimed_tokens == view.claimed_tokens
+
+
+class _Remembering:
+    """Room for sums that need not be made again for each request. No part of a policy's value."""
+
+    __slots__ = ("_sums",)
+
+
+@dataclass(frozen=True, slots=True)
+class LateBinding(_Remembering):
     """See above. `watermark` is the share of memory that an engine's own admission leaves free."""
 
     tiers: Tiers = field(default_factory=Tiers)
@@ -149,9 +170,23 @@ class LateBinding:
         return bindings
 
     def _seat(self, view: InstanceView, rng: Random) -> _Seat:
-        sums = standing(view, self.tiers)
-        room = room_tokens(view, self.reserve_blocks, self.watermark)
-        return _Seat(view, view.report.cost, room, view.claims, sums.requests, sums.running, sums.tokens, sums.weight, rng.random())
+        sums = self._sums_of(view)
+        all_of = sums.standing
+        return _Seat(
+            view, view.report.cost, sums.room, view.claims, all_of.requests, all_of.running, all_of.tokens, all_of.weight, rng.random()
+        )
+
+    def _sums_of(self, view: InstanceView) -> _Sums:
+        known: dict[InstanceId, _Sums] | None = getattr(self, "_sums", None)
+        if known is None or len(known) > _REMEMBERED:
+            known = {}
+            object.__setattr__(self, "_sums", known)
+        sums = known.get(view.report.instance)
+        if sums is None or not sums.are_of(view):
+            room = room_tokens(view, self.reserve_blocks, self.watermark)
+            sums = _Sums(view.report, view.claims, view.claimed_tokens, room, standing(view, self.tiers))
+            known[view.report.instance] = sums
+        return sums
 
     def _fitting(self, waiting: Waiting, seats: Sequence[_Seat], line: LineView) -> _Seat | None:
         """The cheapest seat where it fits; among equals the freest, then the one with fewest claims, then by lot."""
@@ -216,6 +251,7 @@ class LateBinding:
 
 
 _CLOSED = -(2**62)
+_REMEMBERED = 4096
 
 
 def _serves(seat: _Seat, request: RequestView) -> bool:

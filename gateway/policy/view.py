@@ -77,6 +77,9 @@ class Drift:
         return Drift(self.claims + claims, self.tokens + tokens)
 
 
+NO_DRIFT = Drift()
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """All instances, ordered by id."""
@@ -98,18 +101,15 @@ class ClusterView:
 
 def assemble(sightings: Iterable[Sighting], report_stale_s: float, aged_s: float, drift: Mapping[InstanceId, Drift]) -> ClusterView:
     """A view of what the store said `aged_s` seconds ago, with the claims that have come (or gone: negative) since then."""
-    none = Drift()
-    views = (
-        InstanceView(
-            report=sighting.report,
-            state=_state(sighting, sighting.age_s + aged_s > report_stale_s),
-            age_s=sighting.age_s + aged_s,
-            claims=max(0, sighting.claims + drift.get(sighting.report.instance, none).claims),
-            claimed_tokens=max(0, sighting.claimed_tokens + drift.get(sighting.report.instance, none).tokens),
-        )
-        for sighting in sightings
-    )
-    return ClusterView(tuple(sorted(views, key=lambda view: view.id)))
+    views = [view_of(sighting, report_stale_s, aged_s, drift.get(sighting.report.instance, NO_DRIFT)) for sighting in sightings]
+    return ClusterView(tuple(sorted(views, key=lambda view: view.report.instance)))
+
+
+def view_of(sighting: Sighting, report_stale_s: float, aged_s: float, drift: Drift) -> InstanceView:
+    """One instance of `assemble`."""
+    age_s = sighting.age_s + aged_s
+    claims, tokens = max(0, sighting.claims + drift.claims), max(0, sighting.claimed_tokens + drift.tokens)
+    return InstanceView(sighting.report, _state(sighting, age_s > report_stale_s), age_s, claims, tokens)
 
 
 def _state(sighting: Sighting, is_stale: bool) -> ViewState:

@@ -160,3 +160,25 @@ async def test_requests_are_served_while_the_store_fails_and_hangs() -> None:
         assert (await rig.ask()).content == shown(told())
         assert (await rig.client.get("/health")).json() == {"status": "ok", "instances": 1, "store": "up"}
         await rig.quiet()
+
+
+async def test_what_is_counted_between_two_looks_is_seen_at_once_and_as_if_all_were_put_together_anew() -> None:
+    clock = Clock()
+    store = FlakyStore(clock)
+    for name in ("b", "a", "c"):
+        await store.publish(report(name), 60)
+    ledger = ledger_of(store, clock)
+    before = await ledger.view(0.0)
+    assert ledger.last_view() is before
+    async with ledger.place(RequestId("r"), "high", 7) as place, ledger.place(RequestId("s"), "high", 5) as other:
+        assert await ledger.take(place, [Candidate(B, 0)])
+        assert await ledger.take(other, [Candidate(InstanceId("gone"), 0)])
+        seen = ledger.last_view()
+        assert [(view.id, view.claims, view.claimed_tokens) for view in seen.instances] == [("a", 0, 0), ("b", 1, 7), ("c", 0, 0)]
+        await ledger.move(place, A)
+        seen = ledger.last_view()
+        clock.now_s += 1.0
+        anew = ledger.last_view()
+        assert [view.claims for view in seen.instances] == [view.claims for view in anew.instances] == [1, 0, 0]
+        assert [view.age_s for view in anew.instances] == [1.0, 1.0, 1.0]
+    assert [view.claims for view in ledger.last_view().instances] == [0, 0, 0]

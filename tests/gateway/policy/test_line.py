@@ -175,3 +175,16 @@ def test_immediate_binds_one_at_a_time_with_the_dispatch_policy(cost: StepCost) 
     assert Immediate(LeastMemory()).bind(line(5000, 10), where, Random(1)) == (Binding(request("r0").request, InstanceId("b"), 0),)
     assert Immediate(LeastMemory()).bind(line(), where, Random(1)) == ()
     assert Immediate(LeastMemory()).bind(line(1), ClusterView(), Random(1)) == ()
+
+
+def test_remembered_sums_change_no_binding() -> None:
+    """A policy that has seen many views binds as a fresh one does, and is equal to it."""
+    used, chance = LateBinding(), Random(5)
+    views = [instance(name) for name in "abc"]
+    for seed in range(40):
+        at = chance.randrange(len(views))
+        views[at] = replace(views[at], claims=chance.randrange(4), claimed_tokens=chance.randrange(400))
+        where = ClusterView(tuple(views))
+        assert used.bind(line(100, 50), where, Random(seed)) == LateBinding().bind(line(100, 50), where, Random(seed))
+    assert used == LateBinding()
+    assert hash(used) == hash(LateBinding())
