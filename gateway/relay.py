@@ -60,19 +60,16 @@ class Relay:
 
     def __init__(self, parts: Composition, scope: Scope, client: Downstream, caller: Caller) -> None:
         self._parts, self._settings = parts, parts.settings
-        self._client = client
-        self._caller = caller
-        self._scope = scope
+        self._client, self._caller, self._scope = client, caller, scope
         self._transcript = Transcript()
         self._memory = parts.token_memory.share()
         self._attempts = Attempts(self._settings.max_attempts, self._settings.max_resumes)
-        self._served_by = InstanceId("")
+        self._served_by = self._shown_by = InstanceId("")
         self._head: Head | None = None
         self._attachment: Attachment | None = None
         self._account = Account(parts.metrics, parts.clock)
         self._read_at_s = self._event_at_s = self._account.arrived_s
         self._gap_leg: Leg | None = None
-        self._shown_by = InstanceId("")
         self._request = RequestId("")
         self._keeper: Keeper = Unkept()
         self.tier = parts.policy.tiers.default
@@ -305,15 +302,12 @@ class Relay:
             return False
         self._note_joint()
         self._attempts.progressed()
-        if not self._memory.cover(self._transcript.remembered):
-            self._transcript.forget()
-            self._memory.cover(0)
+        self._memory.follow(self._transcript)
         if self._transcript.tokens > 0 and self._deadline.when() is not None:
             self._deadline.reschedule(None)
-        self._event_at_s = self._read_at_s
+        self._event_at_s, self._shown_by = self._read_at_s, self._served_by
         if self._account.relay(self._transcript.tokens, self._read_at_s, self._served_by) and self._place.ahead:
             self._tasks.create_task(self._parts.ledger.started(self._place))
-        self._shown_by = self._served_by
         return True
 
     def _obey(self, control: Control) -> Turn | None:

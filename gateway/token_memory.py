@@ -2,6 +2,11 @@
 
 from prometheus_client import Gauge
 
+from gateway.transcript import Transcript
+
+SHOWN_TOKENS = 256
+"""The gauge is at most so many behind: setting it for each token would cost more than counting it."""
+
 
 class TokenMemory:
     """Counts ids, four bytes each. Owned by the app; each relay takes a share."""
@@ -11,7 +16,8 @@ class TokenMemory:
         self._max_request_tokens = max_request_tokens
         self.tokens = 0
         """Remembered now, over all requests."""
-        gauge.set_function(lambda: self.tokens)
+        self._gauge = gauge
+        self._shown = 0
 
     def share(self) -> "TokenShare":
         return TokenShare(self)
@@ -21,6 +27,9 @@ class TokenMemory:
         if by > 0 and (share_tokens > self._max_request_tokens or self.tokens + by > self._max_tokens):
             return False
         self.tokens += by
+        if self.tokens != self._shown and (self.tokens == 0 or abs(self.tokens - self._shown) >= SHOWN_TOKENS):
+            self._shown = self.tokens
+            self._gauge.set(self._shown)
         return True
 
 
@@ -30,6 +39,12 @@ class TokenShare:
     def __init__(self, memory: TokenMemory) -> None:
         self._memory = memory
         self._tokens = 0
+
+    def follow(self, transcript: Transcript) -> None:
+        """Count what it remembers; where there is no room for that, it forgets."""
+        if not self.cover(transcript.remembered):
+            transcript.forget()
+            self.cover(0)
 
     def cover(self, tokens: int) -> bool:
         """Count that many for this request from now on; False, with nothing changed, if there is no room for them."""
