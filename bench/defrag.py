@@ -75,6 +75,7 @@ async def measure(options: UpOptions, rounds: int) -> dict[str, Any]:
     """The whole report, as JSON-able values."""
     arguments = ["--num-gpu-blocks-override", str(BLOCKS), "--max-model-len", str(BLOCKS * BLOCK_TOKENS), "--max-num-seqs", "16"]
     fake = {"MIDSTREAM_FAKE_CAPACITY_BLOCKS": str(BLOCKS), "MIDSTREAM_FAKE_BLOCK_TOKENS": str(BLOCK_TOKENS)}
+    fake["MIDSTREAM_FAKE_MAX_MODEL_TOKENS"] = str(BLOCKS * BLOCK_TOKENS)
     measured = {way: Measured() for way in WAYS}
     async with open_arena(options, arguments, fake if options.engine == "fake" else {}) as arena, httpx.AsyncClient(timeout=600) as client:
         for url in arena.backends.values():
