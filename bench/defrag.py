@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def measure(options: UpOptions, rounds: int) -> dict[str, Any]:
     """The whole report, as JSON-able values."""
-    arguments = ["--num-gpu-blocks-override", str(BLOCKS), "--max-model-len", str(BLOCKS * BLOCK_TOKENS), "--max-num-seqs", "16"]
+    arguments = ["--num-gpu-blocks-override", str(BLOCKS), "--max-model-len", str((BLOCKS - 1) * BLOCK_TOKENS), "--max-num-seqs", "16"]
     fake = {"MIDSTREAM_FAKE_CAPACITY_BLOCKS": str(BLOCKS), "MIDSTREAM_FAKE_BLOCK_TOKENS": str(BLOCK_TOKENS)}
     fake["MIDSTREAM_FAKE_MAX_MODEL_TOKENS"] = str(BLOCKS * BLOCK_TOKENS)
     measured = {way: Measured() for way in WAYS}
