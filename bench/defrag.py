@@ -104,7 +104,7 @@ async def _round(arena: Arena, client: httpx.AsyncClient, url: str, number: int,
             group.create_task(_fill(arena, client, url, index, number, seen))
         for seen in fillers:
             await seen.wait_tokens(SETTLED_TOKENS)
-        salt = f"long-{number}-{url}"
+        salt = f"long-{number}-{url.rpartition(':')[2]}"
         long = await run_stream(client, url, arena.model, prompt_of(LONG_PROMPT, 100 + number), 8, salt=salt)
     measured.ttft_ms.append(long.ttft_ms)
     measured.moved.append(await _moves(arena, client) - before)
@@ -115,7 +115,7 @@ async def _round(arena: Arena, client: httpx.AsyncClient, url: str, number: int,
 
 
 async def _fill(arena: Arena, client: httpx.AsyncClient, url: str, index: int, number: int, seen: Seen) -> None:
-    prompt, salt = prompt_of(FILLER_PROMPT, index), f"filler-{index}-{number}-{url}"
+    prompt, salt = prompt_of(FILLER_PROMPT, index), f"filler-{index}-{number}-{url.rpartition(':')[2]}"
     await run_stream(client, url, arena.model, prompt, FILLER_OUTPUT, salt=salt, seen=seen)
 
 

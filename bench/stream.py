@@ -81,7 +81,8 @@ async def run_stream(
         seen.started_s = time.perf_counter()
         headers = {"priority": priority} if priority else {}
         async with client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as response:
-            response.raise_for_status()
+            if response.is_error:
+                raise RuntimeError(f"{url} answered {response.status_code}: {(await response.aread()).decode()}")
             seen.instance = response.headers.get("x-midstream-instance", "")
             request = response.headers.get("x-request-id", "")
             async for line in response.aiter_lines():

@@ -94,7 +94,7 @@ async def measure(options: UpOptions, rounds: int) -> dict[str, Any]:
 
 
 async def _round(arena: Arena, client: httpx.AsyncClient, url: str, number: int, measured: Measured) -> None:
-    urgent, salt = Seen(), f"{number}-{url}"
+    urgent, salt = Seen(), f"{number}-{url.rpartition(':')[2]}"
     batch = [Seen() for _ in range(BATCH_REQUESTS)]
     async with asyncio.TaskGroup() as group:
         prompt = prompt_of(URGENT_PROMPT, number)
