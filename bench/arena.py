@@ -17,6 +17,12 @@ from deploy.up import GATEWAY_START_TIMEOUT_S, Model, UpOptions, backend_program
 
 HOST = "127.0.0.1"
 POLL_S = 0.05
+WAYS: Mapping[str, Mapping[str, str]] = {
+    "midstream": {"MIDSTREAM_POLICY": "midstream"},
+    "midstream, migration off": {"MIDSTREAM_POLICY": "midstream", "MIDSTREAM_REBALANCE": "false"},
+    "round_robin": {"MIDSTREAM_POLICY": "round_robin", "MIDSTREAM_REBALANCE": "false"},
+}
+"""What is compared: the product as it is, without moving, and the simplest that people use. Environments of a gateway."""
 
 
 @dataclass(frozen=True, slots=True)

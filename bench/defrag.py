@@ -10,23 +10,18 @@ import asyncio
 import json
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from bench.arena import Arena, open_arena
+from bench.arena import WAYS, Arena, open_arena
 from bench.picture import Bar, bars
 from bench.stream import Seen, prompt_of, run_stream
 from deploy.up import UpOptions
 
-WAYS: Mapping[str, Mapping[str, str]] = {
-    "midstream": {"MIDSTREAM_POLICY": "midstream"},
-    "midstream, migration off": {"MIDSTREAM_POLICY": "midstream", "MIDSTREAM_REBALANCE": "false"},
-    "round_robin": {"MIDSTREAM_POLICY": "round_robin", "MIDSTREAM_REBALANCE": "false"},
-}
 BLOCKS, BLOCK_TOKENS = 72, 32
 """Each engine's memory: 2,304 tokens."""
 FILLERS = 3

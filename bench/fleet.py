@@ -28,7 +28,6 @@ class BenchFleet:
 async def open_fleet(options: UpOptions) -> AsyncIterator[BenchFleet]:
     """Start it, telling standard error how far it is; stop it on leaving."""
     settings = DeploySettings()
-    settings = settings.model_copy(update={"home": settings.home})
     options = replace(options, port=free_ports(options.host, 1)[0])
     with redirect_stdout(sys.stderr):
         model: Model = await asyncio.to_thread(choose_model, options, settings)
@@ -38,9 +37,8 @@ async def open_fleet(options: UpOptions) -> AsyncIterator[BenchFleet]:
         ):
             await start_backends(options, settings, model, redis_url, supervisor)
             program = gateway_program(options, redis_url)
-            program = replace(
-                program, environment={**program.environment, "MIDSTREAM_REBALANCE": "false"}
-            )  # a benchmark orders its moves itself
+            # A benchmark orders its moves itself.
+            program = replace(program, environment={**program.environment, "MIDSTREAM_REBALANCE": "false"})
             gateway = await supervisor.start(program)
             url = f"http://{options.host}:{options.port}"
             await supervisor.wait_healthy(gateway, http_probe(f"{url}/health"), GATEWAY_START_TIMEOUT_S)

@@ -58,7 +58,7 @@ class InstanceView:
     @property
     def can_move(self) -> bool:
         """True if it can give and take running requests."""
-        return self.report.kind is InstanceKind.LLUMLET
+        return self.is_member
 
     def serves(self, model: str | None) -> bool:
         """True if a request for that model can go here."""

@@ -1,7 +1,8 @@
 import pytest
 
+from bench.arena import WAYS
 from bench.stream import Seen
-from bench.tiers import WAYS, Measured, _note, picture, table
+from bench.tiers import Measured, _note, picture, table
 
 
 def stream(start_s: float, gap_s: float, tokens: int) -> Seen:
