@@ -176,6 +176,7 @@ async def test_a_client_that_leaves_while_its_request_moves_frees_both_sides(sit
 async def test_nothing_of_a_stream_is_kept_once_it_has_been_read(sites: tuple[Site, Site]) -> None:
     """What is remembered of a move, for as long as its messages may be repeated, once held the whole stream."""
     here, there = sites
+    others = [one for one in gc.get_objects() if type(one) is StreamBuffer]  # the traceback of a failed test holds its own
     async with here.chat(stream=True) as before:
         await read_tokens(before, 20)
         assert (await here.move(there, "live"))["result"] == "moved"
@@ -185,6 +186,6 @@ async def test_nothing_of_a_stream_is_kept_once_it_has_been_read(sites: tuple[Si
 
     def is_gone() -> bool:
         gc.collect()
-        return not any(type(one) is StreamBuffer for one in gc.get_objects())
+        return sum(type(one) is StreamBuffer for one in gc.get_objects()) <= len(others)
 
     await wait_until(is_gone)
