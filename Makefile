@@ -1,5 +1,5 @@
 # make up [ENGINE=vllm|fake] [INSTANCES=2] [MODEL=name-or-path] [PORT=8000] [REDIS=redis://...]
-# make test | deaths | check | format | clean
+# make test | check | format | clean
 
 ENGINE ?= vllm
 INSTANCES ?= 2
@@ -14,7 +14,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 FULL := $(if $(wildcard /dev/nvidia0),gpu,cpu)
 KIND := $(if $(filter fake,$(ENGINE)),light,$(FULL))
 
-.PHONY: up install test deaths check format clean
+.PHONY: up install test check format clean
 .DEFAULT_GOAL := up
 
 up: $(VENV)/.installed-$(KIND)
@@ -24,11 +24,7 @@ up: $(VENV)/.installed-$(KIND)
 install: $(VENV)/.installed-$(KIND)
 
 test: check
-	$(BIN)/python -m pytest -m "not deaths"
-
-# Promises of one second, kept by processes that are killed: on a busy machine a bound may be missed by the machine.
-deaths: $(VENV)/.installed-$(FULL)
-	$(BIN)/python -m pytest -m deaths
+	$(BIN)/python -m pytest
 
 check: $(VENV)/.installed-$(FULL)
 	$(BIN)/ruff format --check .

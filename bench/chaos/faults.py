@@ -16,6 +16,9 @@ async def inflict(fleet: ChaosFleet, iteration: Iteration) -> None:
         await _at_backend(fleet.backends[iteration.target], iteration)
     elif kind.endswith("_gateway"):
         await _at_gateway(fleet, iteration)
+    elif iteration.fault is Fault.SCALE_IN_AND_OUT:
+        await fleet.operate("scale-in", {"instance": fleet.backends[iteration.target].id}, iteration.number)
+        await fleet.operate("scale-out", {"count": 1}, iteration.number + 1)
     else:
         await _at_redis(fleet, iteration)
 

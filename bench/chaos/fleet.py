@@ -7,6 +7,7 @@ KV blocks go from engine to engine directly.
 import asyncio
 import json
 import secrets
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -18,9 +19,11 @@ import aiohttp
 from backend.peers.signer import Signer
 from backend.registry.redis import RedisStore
 from backend.registry.store import StoreError
+from bench.chaos.launcher import FleetLauncher
 from bench.chaos.process import Process
 from bench.chaos.proxy import Proxy
 from deploy.health import free_ports, http_probe, redis_probe
+from deploy.launch.server import serving
 from deploy.machine import Machine
 from deploy.process import Program, supervise
 from deploy.redis_server import find_redis_server, redis_command
@@ -111,6 +114,7 @@ class ChaosFleet:
     gateways: Sequence[GatewayPart]
     client: aiohttp.ClientSession
     signer: Signer
+    operation_timeout_s: float
     block_tokens: int = 16
     counted: dict[tuple[int, str], float] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=dict)
@@ -146,6 +150,18 @@ class ChaosFleet:
         async with asyncio.timeout(timeout_s), self.client.get(url, headers=headers) as response:
             response.raise_for_status()
             return await response.read()
+
+    async def operate(self, order: str, body: Mapping[str, object], turn: int) -> None:
+        """Order a scaling operation, of the gateways in turn, and return when it is done. Raises TimeoutError, aiohttp.ClientError."""
+        url = self.gateways[turn % len(self.gateways)].url
+        async with asyncio.timeout(ASK_S), self.client.post(f"{url}/admin/{order}", json=body) as response:
+            response.raise_for_status()
+            operation = (await response.json())["operation"]
+
+        async def is_done() -> bool:
+            return bool(json.loads(await self.ask(f"{url}/admin/operations/{operation}"))["state"] == "done")
+
+        await until(is_done, self.operation_timeout_s)
 
     async def count(self) -> None:
         """Add what the gateways' counters have gone up by since they were last looked at; a new process begins at 0."""
@@ -246,6 +262,8 @@ async def open_fleet(
             backends.append(
                 BackendPart(f"i{index + 1}", process(program, {**FAKE, **of_backends}, f"http://{HOST}:{port}"), front, to_redis)
             )
+        launcher = FleetLauncher(model.served_as, {one.id: one.process for one in backends})
+        of_gateways = {**of_gateways, **await stack.enter_async_context(_served(launcher))}
         fronts_of_gateways = []
         for index, (port, to_redis) in enumerate(zip(ports[options.instances :], proxies[options.instances :], strict=True)):
             program = gateway_program(replace(options, host=HOST, port=port), _redis_url(to_redis))
@@ -253,12 +271,22 @@ async def open_fleet(
             fronts_of_gateways.append(
                 GatewayPart(f"http://{HOST}:{port}", process(program, of_gateways, f"http://{HOST}:{port}"), to_redis)
             )
-        fleet = ChaosFleet(model.served_as, redis, redis_port, backends, fronts_of_gateways, client, Signer((secret.encode(),)))
+        signer = Signer((secret.encode(),))
+        fleet = ChaosFleet(model.served_as, redis, redis_port, backends, fronts_of_gateways, client, signer, start_timeout_s)
         await redis.start()
         for one in fleet.processes[1:]:
             await one.start()
         await fleet.mend()
         yield fleet
+
+
+@asynccontextmanager
+async def _served(launcher: FleetLauncher) -> AsyncIterator[Mapping[str, str]]:
+    """Its API, and what a gateway's environment says of it."""
+    token = secrets.token_hex(16)
+    with socket.create_server((HOST, 0)) as listener:
+        async with serving(launcher, token, listener):
+            yield {"MIDSTREAM_LAUNCHER_URL": f"http://{HOST}:{listener.getsockname()[1]}", "MIDSTREAM_LAUNCHER_TOKEN": token}
 
 
 def _client() -> aiohttp.ClientSession:

@@ -27,6 +27,7 @@ class Fault(Enum):
     KILL_REDIS = "kill_redis"
     HANG_REDIS = "hang_redis"
     FLUSH_REDIS = "flush_redis"
+    SCALE_IN_AND_OUT = "scale_in_and_out"
 
 
 MIGRATE = "migrate"

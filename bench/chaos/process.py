@@ -35,10 +35,15 @@ class Process:
 
     async def start(self) -> None:
         """Start it, again if need be, with the same command; return once it is healthy."""
+        await self.spawn()
+        assert self.child is not None
+        await self.supervisor.wait_healthy(self.child, self.probe, self.start_timeout_s)
+
+    async def spawn(self) -> None:
+        """Start it, and return at once."""
         self.starts += 1
         name = self.program.name if self.starts == 1 else f"{self.program.name}-{self.starts}"
         self.child = await self.supervisor.start(replace(self.program, name=name))
-        await self.supervisor.wait_healthy(self.child, self.probe, self.start_timeout_s)
 
     async def kill(self) -> None:
         """SIGKILL, for its whole process group; returns when it is gone."""
@@ -51,6 +56,13 @@ class Process:
                 await self._end(signal.SIGTERM)
         except TimeoutError:
             await self._end(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """SIGTERM, and return at once."""
+        assert self.child is not None
+        self.troubles += 1
+        self.child.stopping = True  # else the supervisor takes it for an accident
+        self.child.process.send_signal(signal.SIGTERM)
 
     def hang(self) -> None:
         """SIGSTOP: its sockets stay open, and nobody answers."""
@@ -66,11 +78,11 @@ class Process:
 
     async def _end(self, number: signal.Signals) -> None:
         assert self.child is not None
-        self.troubles += 1
-        self.child.stopping = True  # else the supervisor takes it for an accident
         if number is signal.SIGKILL:
+            self.troubles += 1
+            self.child.stopping = True
             os.killpg(self.pid, number)
         else:
-            self.child.process.send_signal(number)
+            self.terminate()
         await self.child.process.wait()
         self.hung = False

@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 
 from migration.channel.base import HEADER_BYTES, Header
-from migration.errors import ChannelError, ChannelTimeout
+from migration.errors import ChannelError, ChannelTimeout, ChannelUnknown
 
 SOURCE_RANK, DESTINATION_RANK = 0, 1
+_JOINED = "midstream-joined"
+"""In the store: how many destinations have come. A rendezvous is good for one."""
 
 
 class RendezvousStore:
@@ -31,10 +33,14 @@ class RendezvousStore:
 
 
 def join_remote(address: str, backend: str, device: torch.device, local_host: str, timeout_s: float) -> "TorchChannel":
-    """The destination's side: join the source's store and open the channel. Raises ChannelError."""
+    """The destination's side: join the source's store and open the channel. Raises ChannelError; ChannelUnknown where another process has
+    joined before: an instance that was started again is offered what its predecessor had."""
     host, _, port = address.rpartition(":")
     with _translated("cannot reach the source's store"):
         store = dist.TCPStore(host, int(port), 2, is_master=False, timeout=timedelta(seconds=timeout_s))
+        joined = store.add(_JOINED, 1)
+    if joined > 1:
+        raise ChannelUnknown("somebody else has joined this channel")
     return _join(store, DESTINATION_RANK, backend, device, local_host, timeout_s)
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -37,8 +38,16 @@ class Answer:
 def assert_same(answer: Answer, unmoved: Answer) -> None:
     """Whatever happened, it cannot be seen."""
     assert answer.whole, answer.failure
-    assert (answer.status, answer.comparable) == (unmoved.status, unmoved.comparable)
+    assert answer.status == unmoved.status
+    assert answer.comparable == unmoved.comparable, parting(answer, unmoved)
     assert len(set(re.findall(rb'"created":(\d+)', answer.body))) == 1
+
+
+def parting(answer: Answer, unmoved: Answer) -> str:
+    """Where two answers part, for whoever reads of it."""
+    pairs = zip_longest(answer.events, unmoved.events, fillvalue=b"(nothing)")
+    number, one, other = next(((number, *pair) for number, pair in enumerate(pairs) if pair[0] != pair[1]), (-1, b"", b""))
+    return f"event {number} of {len(unmoved.events)}: {one!r} instead of {other!r}"
 
 
 def assert_honest(answer: Answer, unmoved: Answer, codes: Sequence[str] = ("instance_lost",)) -> None:

@@ -62,11 +62,15 @@ class Part:
 
     async def kill(self) -> None:
         """SIGKILL, for its whole process group; returns when it is gone."""
-        assert self.child is not None
-        self.child.stopping = True  # else the supervisor takes it for an accident
         os.killpg(self.pid, signal.SIGKILL)
-        await self.child.process.wait()
+        await self.ended()
         self.hung = False
+
+    async def ended(self) -> None:
+        """Return when its process has ended, of which the supervisor is to think nothing."""
+        assert self.child is not None
+        self.child.stopping = True
+        await self.child.process.wait()
 
     @contextmanager
     def hanging(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ import pytest_asyncio
 from deploy.up import Model, UpOptions
 from tests.e2e.answers import Answer, assert_honest, assert_same
 from tests.e2e.fleet import SETTLED_WITHIN_S, Backend, Fleet, open_fleet, until
-from tests.e2e.scene import Scene, moving, repeated_if_missed, running
+from tests.e2e.scene import Missed, Scene, moving, repeated_if_missed, running
 
 pytestmark = [pytest.mark.deaths, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
@@ -114,7 +114,10 @@ async def assert_free_soon(*backends: Backend) -> None:
     async def are_idle() -> bool:
         return all([await backend.is_idle() for backend in backends])
 
-    await until(are_idle, FREE_WITHIN_S)
+    try:
+        await until(are_idle, FREE_WITHIN_S)
+    except TimeoutError:
+        raise Missed(f"not free within {FREE_WITHIN_S} s") from None
 
 
 def assert_failed(outcome: dict[str, Any], *reasons: str) -> None:

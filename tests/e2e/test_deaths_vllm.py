@@ -63,6 +63,7 @@ async def test_deaths_while_a_request_moves(vllm_fleet: Fleet) -> None:
     await fleet.mend()
     async with running(fleet, PATH, body("engine")) as scene:
         os.kill(engine_core(scene.source), signal.SIGKILL)
+        await scene.source.part.ended()
     assert_same(scene.answer, unmoved)
 
 

@@ -90,7 +90,7 @@ class KVAgent:
                 case wire.Close():
                     return self._close(order.incarnation)
         except MigrationError as error:
-            if isinstance(order, wire.Send | wire.Receive) and error.reason not in (ABORTED, OVERTAKEN):
+            if isinstance(order, wire.Accept | wire.Send | wire.Receive) and error.reason not in (ABORTED, OVERTAKEN):
                 self._close(order.incarnation)
             return wire.Refused(error.reason, str(error))
         except Exception as error:  # noqa: BLE001  # the root of this thread: the API process must hear of it

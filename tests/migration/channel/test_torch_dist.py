@@ -3,12 +3,12 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
 from migration.channel.base import Header, Inbox, Outbox
-from migration.errors import ChannelError, ChannelTimeout
+from migration.errors import ChannelError, ChannelTimeout, ChannelUnknown
 
 torch = pytest.importorskip("torch", reason="the light environment has no torch")
 
@@ -114,6 +114,17 @@ def test_a_receiver_without_a_sender_gives_up_at_its_deadline() -> None:
 def test_nobody_joins() -> None:
     with pytest.raises(ChannelError):
         RendezvousStore(HOST, 0.3).join("gloo", torch.device("cpu"), HOST, 0.3)
+
+
+def test_the_second_to_join_is_told_at_once_that_the_channel_is_anothers() -> None:
+    """An instance that was started again is offered what its predecessor had; to set up a group would take the whole deadline."""
+    store = RendezvousStore(HOST, 5)
+    cpu = torch.device("cpu")
+    with ThreadPoolExecutor() as threads:
+        here = threads.submit(store.join, "gloo", cpu, HOST, 5)
+        there = join_remote(store.address, "gloo", cpu, HOST, 5)
+        with closing(here.result()), closing(there), pytest.raises(ChannelUnknown):
+            join_remote(store.address, "gloo", cpu, HOST, 5)
 
 
 def test_an_unknown_backend_is_named() -> None:
