@@ -24,10 +24,11 @@ from deploy.up import UpOptions
 
 BLOCKS, BLOCK_TOKENS = 72, 32
 """Each engine's memory: 2,304 tokens."""
-FILLERS = 3
-FILLER_PROMPT, FILLER_OUTPUT = 288, 220
-"""Three take 864 to 1,524 tokens of an engine: the rest is too little for the long prompt, and two engines' rests are enough."""
-LONG_PROMPT = 1504
+FILLERS = 6
+FILLER_PROMPT, FILLER_OUTPUT = 156, 120
+"""When the long prompt comes each holds 180 tokens: it fits beside four of them, not beside five, however evenly they were placed; and eight
+have room on one engine to their ends. So two have to move."""
+LONG_PROMPT = 1408
 SETTLED_TOKENS = 24
 """Output of every filler before the long prompt comes."""
 

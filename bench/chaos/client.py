@@ -12,8 +12,6 @@ import aiohttp
 from bench.chaos.fleet import ChaosFleet, GatewayPart
 from bench.chaos.verdict import Got
 
-DEADLINE_S = 45.0
-"""A client's patience for a whole answer: more than all of the fleet's own deadlines together."""
 RETRY_S = 0.1
 LONGEST_RETRY_S = 1.0
 _CURSOR = re.compile(rb"^id: ?([^\n]*)\n", re.MULTILINE)
@@ -31,10 +29,10 @@ class Request:
         return bool(self.body.get("stream"))
 
 
-def requests_of(model: str) -> Sequence[Request]:
+def requests_of(model: str, output_tokens: Sequence[int]) -> Sequence[Request]:
     """Chat and completions, streaming and not, greedy and seeded, short and long; what each is answered is a function of it."""
     made = []
-    for number, tokens in enumerate((40, 80, 120, 160, 200, 240)):
+    for number, tokens in enumerate(output_tokens):
         seeded = {"temperature": 0.8, "seed": number} if number % 2 else {"temperature": 0}
         common = {"model": model, "max_tokens": tokens, "ignore_eos": True, **seeded}
         text = f"Story {number}: they crossed the river on a borrowed horse. " * (1 + 3 * number)
@@ -64,14 +62,14 @@ class Client:
         """Read the answer to its end, or to where it broke."""
         self.running += 1
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(self._fleet.pace.patience_s):
                 while not await self._try(request, self._fleet.gateways[gateway % len(self._fleet.gateways)], got):
                     self.retried += 1
                     gateway += 1
                     got.request = self._next_id()
         except TimeoutError:
             got.gave_up = True
-            got.reader_failed = f"no end within {DEADLINE_S:g} s"
+            got.reader_failed = f"no end within {self._fleet.pace.patience_s:g} s"
         finally:
             self.running -= 1
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.chaos.fleet import open_fleet
+from bench.chaos.pace import PACES
 from bench.chaos.run import Run
 from deploy.settings import DeploySettings
 from deploy.up import UpOptions, choose_model
 
 GATEWAYS = 2
 BACKENDS = {"fake": 4, "vllm": 2}
-START_TIMEOUT_S = {"fake": 60.0, "vllm": 300.0}
 MUST_BE_ZERO = ("wrong", "lost", "truncated")
 
 
@@ -32,7 +32,7 @@ async def run(engine: str, iterations: int, seed: int, logs: Path) -> dict[str, 
     options = UpOptions(engine=engine, instances=BACKENDS[engine])
     with redirect_stdout(sys.stderr):  # what the launcher says is no part of the report
         model = await asyncio.to_thread(choose_model, options, DeploySettings())
-        async with open_fleet(logs, options, model, gateways=GATEWAYS, start_timeout_s=START_TIMEOUT_S[engine]) as fleet:
+        async with open_fleet(logs, options, model, gateways=GATEWAYS, pace=PACES[engine]) as fleet:
             return await Run(fleet).all(seed, iterations)
 
 

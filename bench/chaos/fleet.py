@@ -20,6 +20,7 @@ from backend.peers.signer import Signer
 from backend.registry.redis import RedisStore
 from backend.registry.store import StoreError
 from bench.chaos.launcher import FleetLauncher
+from bench.chaos.pace import Pace
 from bench.chaos.process import Process
 from bench.chaos.proxy import Proxy
 from deploy.health import free_ports, http_probe, redis_probe
@@ -35,35 +36,6 @@ FREE_WITHIN_S = 30.0
 """After the last fault, until nothing is held anywhere: claims of dead gateways and pooled connections run out first."""
 POLL_S = 0.05
 ASK_S = 5.0
-
-GATEWAY = {
-    "MIDSTREAM_CLAIM_TTL_S": "3",
-    "MIDSTREAM_CONNECT_TIMEOUT_S": "1",
-    "MIDSTREAM_ATTEMPT_TIMEOUT_S": "3",
-    "MIDSTREAM_FIRST_BYTE_TIMEOUT_S": "20",
-    "MIDSTREAM_IDLE_TIMEOUT_S": "3",
-    "MIDSTREAM_REPORT_STALE_S": "2",
-    "MIDSTREAM_STORE_TIMEOUT_S": "0.5",
-    "MIDSTREAM_STORE_RETRY_S": "0.2",
-    "MIDSTREAM_SWITCH_WAIT_S": "0.5",
-    "MIDSTREAM_SHUTDOWN_GRACE_S": "10",
-}
-BACKEND = {
-    "MIDSTREAM_MESSAGE_TIMEOUT_S": "2",
-    "MIDSTREAM_PREPARE_TIMEOUT_S": "3",
-    "MIDSTREAM_RESOLVE_TIMEOUT_S": "3",
-    "MIDSTREAM_RESERVATION_TIMEOUT_S": "5",
-    "MIDSTREAM_ATTACH_TIMEOUT_S": "4",
-    "MIDSTREAM_STORE_TIMEOUT_S": "0.5",
-    "MIDSTREAM_REPORT_TTL_S": "5",
-    "MIDSTREAM_DRAIN_DEADLINE_S": "10",
-}
-FAKE = {
-    "MIDSTREAM_FAKE_PREFIX_CACHE": "false",
-    "MIDSTREAM_FAKE_DECODE_BASE_S": "0.006",
-    "MIDSTREAM_FAKE_PREFILL_BASE_S": "0.006",
-}
-"""The fake engine: a token in 6 ms, and memory that is free again when its request is gone."""
 
 
 @dataclass(eq=False)
@@ -114,7 +86,7 @@ class ChaosFleet:
     gateways: Sequence[GatewayPart]
     client: aiohttp.ClientSession
     signer: Signer
-    operation_timeout_s: float
+    pace: Pace
     block_tokens: int = 16
     counted: dict[tuple[int, str], float] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=dict)
@@ -161,7 +133,7 @@ class ChaosFleet:
         async def is_done() -> bool:
             return bool(json.loads(await self.ask(f"{url}/admin/operations/{operation}"))["state"] == "done")
 
-        await until(is_done, self.operation_timeout_s)
+        await until(is_done, self.pace.start_timeout_s)
 
     async def count(self) -> None:
         """Add what the gateways' counters have gone up by since they were last looked at; a new process begins at 0."""
@@ -233,11 +205,9 @@ async def open_fleet(
     model: Model,
     *,
     gateways: int,
-    start_timeout_s: float,
-    of_gateways: Mapping[str, str] = GATEWAY,
-    of_backends: Mapping[str, str] = BACKEND,
+    pace: Pace,
 ) -> AsyncIterator[ChaosFleet]:
-    """Start everything; stop it on leaving. By default with deadlines so short that faults reach them."""
+    """Start everything; stop it on leaving."""
     redis_port, *ports = free_ports(HOST, 1 + options.instances + gateways)
     secret = secrets.token_hex(32)
     shared = {"MIDSTREAM_FLEET_SECRET": secret}
@@ -250,20 +220,19 @@ async def open_fleet(
 
         def process(program: Program, more: Mapping[str, str], url: str) -> Process:
             program = replace(program, environment={**program.environment, **shared, **more})
-            return Process(program, supervisor, http_probe(f"{url}/health"), start_timeout_s)
+            return Process(program, supervisor, http_probe(f"{url}/health"), pace.start_timeout_s)
 
         redis_program = Program("redis", redis_command(find_redis_server(), redis_port, directory))
-        redis = Process(redis_program, supervisor, redis_probe(redis_port), start_timeout_s)
+        redis = Process(redis_program, supervisor, redis_probe(redis_port), pace.start_timeout_s)
         machine = Machine.look(None)
         backends = []
         for index, (port, front, to_redis) in enumerate(zip(ports, fronts, proxies, strict=False)):
             program = backend_program(index, port, options, model, _redis_url(to_redis), machine)
-            program = replace(program, command=_advertising(program.command, f"http://{HOST}:{front.port}"))
-            backends.append(
-                BackendPart(f"i{index + 1}", process(program, {**FAKE, **of_backends}, f"http://{HOST}:{port}"), front, to_redis)
-            )
+            command = (*_advertising(program.command, f"http://{HOST}:{front.port}"), *pace.arguments)
+            program = replace(program, command=command)
+            backends.append(BackendPart(f"i{index + 1}", process(program, pace.backend, f"http://{HOST}:{port}"), front, to_redis))
         launcher = FleetLauncher(model.served_as, {one.id: one.process for one in backends})
-        of_gateways = {**of_gateways, **await stack.enter_async_context(_served(launcher))}
+        of_gateways = {**pace.gateway, **await stack.enter_async_context(_served(launcher))}
         fronts_of_gateways = []
         for index, (port, to_redis) in enumerate(zip(ports[options.instances :], proxies[options.instances :], strict=True)):
             program = gateway_program(replace(options, host=HOST, port=port), _redis_url(to_redis))
@@ -272,7 +241,7 @@ async def open_fleet(
                 GatewayPart(f"http://{HOST}:{port}", process(program, of_gateways, f"http://{HOST}:{port}"), to_redis)
             )
         signer = Signer((secret.encode(),))
-        fleet = ChaosFleet(model.served_as, redis, redis_port, backends, fronts_of_gateways, client, signer, start_timeout_s)
+        fleet = ChaosFleet(model.served_as, redis, redis_port, backends, fronts_of_gateways, client, signer, pace)
         await redis.start()
         for one in fleet.processes[1:]:
             await one.start()

@@ -25,7 +25,7 @@ class Run:
     def __init__(self, fleet: ChaosFleet) -> None:
         self._fleet = fleet
         self._client = Client(fleet)
-        self._requests: Sequence[Request] = requests_of(fleet.model)
+        self._requests: Sequence[Request] = requests_of(fleet.model, fleet.pace.output_tokens)
         self._expected: list[bytes] = []
         self._verdicts: Counter[Verdict] = Counter()
         self._running_at_faults = 0

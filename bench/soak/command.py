@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.chaos.fleet import open_fleet
+from bench.chaos.pace import SOAK
 from bench.soak.run import Soak, dumped, is_clean
 from deploy.up import Model, UpOptions
 
 BACKENDS, GATEWAYS = 4, 2
-START_TIMEOUT_S = 60.0
 
 
 def execute(minutes: float, seed: int, *, as_json: bool) -> int:
@@ -27,8 +27,5 @@ async def run(minutes: float, seed: int, logs: Path) -> dict[str, Any]:
     """The report, as JSON-able values."""
     options = UpOptions(engine="fake", instances=BACKENDS)
     with redirect_stdout(sys.stderr):  # what the launcher says is no part of the report
-        opened = open_fleet(
-            logs, options, Model("fake", "fake"), gateways=GATEWAYS, start_timeout_s=START_TIMEOUT_S, of_gateways={}, of_backends={}
-        )
-        async with opened as fleet:
+        async with open_fleet(logs, options, Model("fake", "fake"), gateways=GATEWAYS, pace=SOAK) as fleet:
             return await Soak(fleet, seed).all(minutes)

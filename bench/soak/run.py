@@ -55,7 +55,7 @@ class Soak:
         self._fleet = fleet
         self._random = Random(seed)
         self._client = Client(fleet)
-        self._requests = requests_of(fleet.model)
+        self._requests = requests_of(fleet.model, fleet.pace.output_tokens)
         self._expected: list[bytes] = []
         self._verdicts: Counter[Verdict] = Counter()
         self._left = 0
