@@ -26,7 +26,7 @@ BLOCKS, BLOCK_TOKENS = 72, 32
 """Each engine's memory: 2,304 tokens."""
 FILLERS = 6
 FILLER_PROMPT, FILLER_OUTPUT = 156, 120
-"""When the long prompt comes each holds 180 tokens: it fits beside four of them, not beside five, however evenly they were placed; and eight
+"""When the long prompt comes each holds 180 tokens: it fits beside four of them, not beside five, however they were placed; and eight
 have room on one engine to their ends. So two have to move."""
 LONG_PROMPT = 1408
 SETTLED_TOKENS = 24
