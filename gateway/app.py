@@ -131,7 +131,7 @@ def compose(
     dispatcher = Dispatcher(ledger, line, policy, suspects, settings, clock, metrics, Random(), decisions)
     events = EventFeed(settings.max_queued_events)
     watch = InstanceWatch(ledger, events)
-    scaling = build_scaling(settings, store, upstream, ledger, line, events, clock)
+    scaling = build_scaling(settings, store, upstream, ledger, line, events, metrics.scaling, clock)
     limiter = Limiter(store.rates, clock, timeout_s=settings.store_timeout_s, retry_s=settings.store_retry_s)
     gate = Gate(keys, limiter, [tier.name for tier in sorted(policy.tiers.tiers, key=lambda tier: tier.rank)], settings.max_streams)
     roster = PassiveRoster(settings.passive_backends, store.records)

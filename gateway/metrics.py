@@ -14,6 +14,7 @@ from gateway.line_metrics import LineMetrics
 from gateway.move_metrics import MoveMetrics
 from gateway.policy.view import ClusterView
 from gateway.resume_metrics import ResumeMetrics
+from gateway.scale_metrics import ScaleMetrics
 from gateway.timing import Timings
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -65,6 +66,7 @@ class Metrics:
         )
         self.line = LineMetrics(registry, prefix)
         self.resumes = ResumeMetrics(registry, prefix)
+        self.scaling = ScaleMetrics(registry, prefix)
         self.dispatch_s = Histogram(
             f"{prefix}_dispatch_seconds",
             "One look at the cluster, decision and claim included.",

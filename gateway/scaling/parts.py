@@ -9,11 +9,13 @@ from backend.registry.store import InstanceStore
 from gateway.events import EventFeed
 from gateway.ledger import Ledger
 from gateway.line import Line
+from gateway.scale_metrics import ScaleMetrics
 from gateway.scaling.autoscaler import LEASE as AUTOSCALER_LEASE
 from gateway.scaling.autoscaler import Autoscaler, Pacing
 from gateway.scaling.hand import Hand, Limits
 from gateway.scaling.http_launcher import HttpLauncher
 from gateway.scaling.llumlets import Llumlets
+from gateway.scaling.news import News
 from gateway.scaling.operations import Operations
 from gateway.scaling.tenure import Tenure
 from gateway.scaling.worker import LEASE, Worker
@@ -43,6 +45,7 @@ def build_scaling(
     ledger: Ledger,
     line: Line,
     events: EventFeed,
+    metrics: ScaleMetrics,
     clock: Callable[[], float],
 ) -> ScalingParts:
     """Wire the parts."""
@@ -66,7 +69,8 @@ def build_scaling(
         attempts=settings.scale_attempts,
     )
     hand = Hand(launcher, llumlets, limits, clock)
-    worker = Worker(operations, _tenure(settings, store, LEASE), hand, launcher, ledger, events, settings.operations_interval_s)
+    tenure = _tenure(settings, store, LEASE)
+    worker = Worker(operations, tenure, hand, launcher, ledger, News(events, metrics), settings.operations_interval_s)
     if settings.autoscale is None:
         return ScalingParts(operations, llumlets, launcher, worker, None)
     autoscaler = Autoscaler(

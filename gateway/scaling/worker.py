@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from backend.registry.lease import Lease
 from gateway.errors import GatewayError
-from gateway.events import EventFeed
 from gateway.ledger import Ledger
 from gateway.scaling.book import Book
 from gateway.scaling.hand import Finding, Hand, Scene
 from gateway.scaling.launcher import Launcher, LauncherError
+from gateway.scaling.news import News
 from gateway.scaling.operation import IllegalEvent, Operation, Subject
 from gateway.scaling.operations import Operations
 from gateway.scaling.tenure import Tenure
@@ -24,14 +24,14 @@ class Worker:
     """Owned by the app. Looks every `interval_s` while there is something to do, and at `wake`."""
 
     def __init__(
-        self, operations: Operations, tenure: Tenure, hand: Hand, launcher: Launcher, ledger: Ledger, events: EventFeed, interval_s: float
+        self, operations: Operations, tenure: Tenure, hand: Hand, launcher: Launcher, ledger: Ledger, news: News, interval_s: float
     ) -> None:
         self._operations = operations
         self._tenure = tenure
         self._hand = hand
         self._launcher = launcher
         self._ledger = ledger
-        self._events = events
+        self._news = news
         self._interval_s = interval_s
 
     async def keep(self) -> None:
@@ -68,7 +68,7 @@ class Worker:
             if operation.state != "running":
                 await self._operations.archive(operation)
                 self._hand.forget(operation.id)
-                self._tell(operation)
+                self._news.ended(operation)
 
     async def _look(self, lease: Lease) -> Scene:
         cluster = await self._ledger.view(0.0)
@@ -102,10 +102,5 @@ class Worker:
         except IllegalEvent:
             log.exception("an event out of place")
             return operation
+        self._news.happened(operation.kind, finding.event)
         return operation.named(subject.instance, finding.named) if finding.named else operation
-
-    def _tell(self, operation: Operation) -> None:
-        instances = [subject.instance for subject in operation.subjects]
-        fields = {"operation": operation.id, "kind": operation.kind.value, "state": operation.state, "instances": instances}
-        self._events.publish("operation_ended", fields)
-        log.info("operation %s (%s of %s): %s", operation.id, operation.kind, ", ".join(instances), operation.state)

@@ -28,6 +28,9 @@ async def test_scale_out_is_over_when_the_new_ones_are_ready() -> None:
         (listed,) = (await scaling.rig.client.get("/admin/operations")).json()["operations"]
         assert (listed["id"], listed["state"]) == (operation, "done")
         assert "steps" not in listed
+        counted = (await scaling.rig.client.get("/metrics")).text
+        assert 'midstream_gateway_operations_total{kind="scale_out",state="done"} 1.0' in counted
+        assert 'midstream_gateway_operation_events_total{event="ready",kind="scale_out"} 2.0' in counted
 
 
 async def test_a_launch_that_is_refused_is_tried_again_and_shown() -> None:
