@@ -62,11 +62,16 @@ def add_paper(commands: Commands) -> None:
 def add_replay(commands: Commands) -> None:
     description = "Play a scenario's workload to a gateway, and compare what its clients see with the simulation (docs/simulator.md)."
     parser = commands.add_parser("replay", help="compare the simulator with a live gateway", description=description)
-    parser.add_argument("scenario", metavar="SCENARIO.toml", help="cluster, costs, policy and workload")
+    parser.add_argument("scenario", metavar="SCENARIO.toml", nargs="?", help="cluster, costs, policy and workload")
     parser.add_argument("--url", metavar="GATEWAY", help="base URL of the gateway")
+    parser.add_argument(
+        "--decisions",
+        metavar="LOG|GATEWAY",
+        help="instead: make the decisions of a gateway again, of its log or its /admin/decisions, and say whether the same comes out",
+    )
     parser.add_argument("--trace", metavar="FILE.csv", help="arrivals, in place of the scenario's own")
     parser.add_argument("--model", default="fake", help="model to ask for (default: %(default)s)")
-    parser.add_argument("--key", metavar="KEY", help="bearer token, if the gateway wants one")
+    parser.add_argument("--key", metavar="KEY", help="bearer token, if the gateway wants one (with --decisions: the admin token)")
     parser.add_argument("--time-scale", type=scale, default=1.0, metavar="X", help="live seconds for each of the scenario's (default: 1)")
     parser.add_argument("--engine-env", action="store_true", help="print the environment of fake engines that are the scenario's, and stop")
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
@@ -131,6 +136,11 @@ def run_replay(options: argparse.Namespace) -> int:
     from simulator import __main__ as simulator
     from simulator.replay import Target
 
+    if options.decisions:
+        return simulator.run_parity(options.decisions, options.key, as_json=options.json)
+    if options.scenario is None:
+        print("error: a scenario is needed", file=sys.stderr)
+        return 2
     if not options.engine_env and options.url is None:
         print("error: --url is needed: where the gateway is", file=sys.stderr)
         return 2

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
+from urllib.request import Request, urlopen
 
 from simulator.calibration import agreements, engine_environment
 from simulator.calibration import table as agreement_table
@@ -16,6 +17,7 @@ from simulator.comparison import NAMES, Figures, ratios
 from simulator.outcome import PER_REQUEST_HEADER, Outcome, Spread, mean
 from simulator.paper import command
 from simulator.paper.command import PaperOptions
+from simulator.parity import ParityError, check, entries_of
 from simulator.plan import Objectives, needs, picture
 from simulator.replay import ReplayError, Target, play
 from simulator.request_trace import trace_of
@@ -132,6 +134,31 @@ def run_replay(scenario_file: Path, trace_file: Path | None, target: Target | No
         print(agreement_table(rows))
         print(f"{answered} requests answered, {len(played.failures)} not" + "".join(f"\n  {each}" for each in played.failures[:5]))
     return 0 if all(row.within() for row in rows) and not played.failures else 1
+
+
+def run_parity(source: str, key: str | None, *, as_json: bool) -> int:
+    """Make a gateway's decisions again; `source` is a file or the gateway's URL. Answers the exit status: 1 if one comes out otherwise."""
+    try:
+        text = fetch_decisions(source, key) if source.startswith(("http://", "https://")) else Path(source).read_text(encoding="utf-8")
+        parity = check(entries_of(text))
+    except (OSError, UnicodeDecodeError, ParityError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if as_json:
+        print(json.dumps(parity.to_json()))
+    else:
+        made = ", ".join(f"{count} of kind {kind}" for kind, count in sorted(parity.replayed.items()))
+        print(f"{made or 'none'} made again; {len(parity.differing)} came out otherwise; {len(parity.unread)} could not be read")
+        for entry in parity.differing[:5]:
+            print(f"  number {entry.get('number')}, {entry.get('kind')} at {entry.get('at')}")
+    return 0 if parity.holds else 1
+
+
+def fetch_decisions(url: str, key: str | None) -> str:
+    """All that the gateway still has. Raises OSError."""
+    asked = Request(f"{url.rstrip('/')}/admin/decisions?limit=10000", headers={"authorization": f"Bearer {key}"} if key else {})
+    with urlopen(asked, timeout=30) as answer:  # the caller has looked at the scheme
+        return str(answer.read().decode())
 
 
 def run_trace(log_file: Path) -> int:
