@@ -24,12 +24,12 @@ from deploy.up import UpOptions
 
 BLOCKS, BLOCK_TOKENS = 72, 32
 """Each engine's memory: 2,304 tokens."""
-FILLERS = 6
-FILLER_PROMPT, FILLER_OUTPUT = 156, 120
-"""When the long prompt comes each holds 180 tokens: it fits beside four of them, not beside five, however they were placed; and eight
-have room on one engine to their ends. So two have to move."""
-LONG_PROMPT = 1408
-SETTLED_TOKENS = 24
+FILLERS = 3
+FILLER_PROMPT, FILLER_OUTPUT = 376, 72
+LONG_PROMPT = 1568
+"""In blocks: an engine has 71, a filler takes 12 to 14, the long prompt 50. It fits beside one filler and not beside two, however they were
+placed; and five have room on one engine to their ends. So two have to move."""
+SETTLED_TOKENS = 8
 """Output of every filler before the long prompt comes."""
 
 
