@@ -7,6 +7,7 @@ import re
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from types import TracebackType
 from typing import Self
 
@@ -153,7 +154,8 @@ class Upstream:
     async def _request(self, method: str, url: str, headers: RawHeaders, body: bytes | None, *, member: bool = True) -> UpstreamResponse:
         """A pooled connection may have been closed by the other side just now: that says nothing about the instance, so try anew.
 
-        What is asked of a `member` of the fleet is signed, and its answer must be proven.
+        It may also have broken after the request had arrived: then what is sent again is refused as a double (409), and that is no answer
+        to the client's request. What is asked of a `member` of the fleet is signed, and its answer must be proven.
         """
         signer = self._signer if member else _NOBODY
         base, target = _split(url)
@@ -163,6 +165,7 @@ class Upstream:
             raise UpstreamUnreachable(f"The instance's address is none: {error}.") from error
         if not _TARGET.fullmatch(target):
             raise UpstreamBroken("The path cannot be asked for.")
+        broken: OSError | None = None
         while True:
             signed = signer.sign(method, url, headers, body or b"")
             head = _head(method, target, origin.authority, (*signed.headers, *headers), body)
@@ -173,14 +176,20 @@ class Upstream:
             answer = connection.ask(head, body)
             try:
                 await answer.wait_head()
-                return _trusted(UpstreamResponse(answer), signed)
+                opened = _trusted(UpstreamResponse(answer), signed)
             except OSError as error:
                 answer.close()
                 if not is_reused:
                     raise _broken(error) from error
+                broken = error
             except BaseException:  # whoever waited is cancelled: so is the request
                 answer.close()
                 raise
+            else:
+                if broken is not None and opened.status == HTTPStatus.CONFLICT:
+                    opened.close()
+                    raise _broken(broken) from broken
+                return opened
 
 
 def _trusted(opened: UpstreamResponse, signed: Signed) -> UpstreamResponse:

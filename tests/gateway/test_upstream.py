@@ -33,6 +33,32 @@ async def test_pooled_connection_that_was_closed_meanwhile_is_replaced_unseen() 
     await until(lambda: ended == 3)
 
 
+async def test_a_request_that_had_arrived_before_its_connection_broke_is_broken_and_no_conflict() -> None:
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The second request arrives, and its connection breaks; sent again, it is a double."""
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        if connections == 1:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+            await reader.readuntil(b"\r\n\r\n")
+            writer.transport.abort()
+        else:
+            writer.write(b"HTTP/1.1 409 Conflict\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+            await reader.read()
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server, Upstream.open(connect_timeout_s=1) as upstream:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert await upstream.get_json(url, 5) == {}
+        with pytest.raises(UpstreamBroken, match="connection"):
+            await upstream.post(url, "/x", (), b"{}")
+        assert connections == 2
+
+
 async def test_faults_have_names() -> None:
     async def silent(exchange: Exchange) -> None:
         await exchange.wait_left()
