@@ -2,8 +2,8 @@
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,8 @@ class Scene:
 
     async def committed(self) -> None:
         """The destination is the owner."""
-        await until(self._is_owned_there, REACHED_WITHIN_S)
+        with missed_if_over(self.reading):
+            await until(self._is_owned_there, REACHED_WITHIN_S)
 
     async def outcome(self) -> dict[str, Any]:
         """What came of the order."""
@@ -97,7 +98,19 @@ class Scene:
                 raise Missed(self.ordering.result())
             return await moment()
 
-        await until(is_now, REACHED_WITHIN_S)
+        with missed_if_over(self.reading):
+            await until(is_now, REACHED_WITHIN_S)
+
+
+@contextmanager
+def missed_if_over(reading: "asyncio.Task[None]") -> Iterator[None]:
+    """What is waited for within an answer cannot come any more once the answer is over."""
+    try:
+        yield
+    except TimeoutError:
+        if reading.done():
+            raise Missed("the answer was over before that was seen") from None
+        raise
 
 
 @asynccontextmanager
@@ -106,7 +119,8 @@ async def running(fleet: Fleet, path: str, body: Mapping[str, Any], output_token
     async with asyncio.TaskGroup() as group:
         answer = Answer(fleet.next_request())
         reading = group.create_task(fleet.read(answer, path, body))
-        source = await fleet.locate(answer.request, output_tokens)
+        with missed_if_over(reading):
+            source = await fleet.locate(answer.request, output_tokens)
         yield Scene(fleet, answer, source, fleet.other(source), reading)
 
 

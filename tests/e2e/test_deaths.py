@@ -190,7 +190,7 @@ async def test_nobody_is_left(stage: Stage) -> None:
     async with stage.running() as scene:
         await scene.source.part.kill()
         await scene.destination.part.kill()
-    assert_honest(scene.answer, stage.unmoved)
+    assert_honest(scene.answer, stage.unmoved, ("instance_lost", "instance_unreachable"))  # a plain answer had begun anew, or was about to
 
 
 @repeated_if_missed
