@@ -50,7 +50,7 @@ def parting(answer: Answer, unmoved: Answer) -> str:
     return f"event {number} of {len(unmoved.events)}: {one!r} instead of {other!r}"
 
 
-def assert_honest(answer: Answer, unmoved: Answer, codes: Sequence[str] = ("instance_lost",)) -> None:
+def assert_honest(answer: Answer, unmoved: Answer, codes: Sequence[str]) -> None:
     """It could not go on, and says so in OpenAI's way, after nothing but the beginning of the right answer."""
     assert answer.whole, answer.failure
     if not answer.headers["content-type"].startswith("text/event-stream"):
