@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import secrets
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -17,7 +15,7 @@ from deploy import redis_server
 from deploy.health import can_listen, free_ports, http_probe
 from deploy.launch.processes import Placed, ProcessLauncher
 from deploy.launch.runner import SupervisedRunner
-from deploy.launch.server import serving
+from deploy.launch.server import serving_here
 from deploy.machine import Machine
 from deploy.model import NAME, ensure_model
 from deploy.process import Child, NotHealthy, ProcessDied, Program, Supervisor, supervise
@@ -173,11 +171,8 @@ async def own_launcher(
     launcher = ProcessLauncher(runner, program, host="127.0.0.1", default_model=model.served_as)
     for place, child in enumerate(first):
         launcher.adopt(Placed(InstanceId(f"i{place + 1}"), model.served_as, place, place + 1, runner.know(child)))
-    token = secrets.token_hex(16)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        async with serving(launcher, token, listener):
-            yield {"MIDSTREAM_LAUNCHER_URL": f"http://127.0.0.1:{port}", "MIDSTREAM_LAUNCHER_TOKEN": token}
+    async with serving_here(launcher) as environment:
+        yield environment
 
 
 async def serve(options: UpOptions, settings: DeploySettings, model: Model) -> None:

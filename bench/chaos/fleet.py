@@ -7,7 +7,6 @@ KV blocks go from engine to engine directly.
 import asyncio
 import json
 import secrets
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -24,7 +23,7 @@ from bench.chaos.pace import Pace
 from bench.chaos.process import Process
 from bench.chaos.proxy import Proxy
 from deploy.health import free_ports, http_probe, redis_probe
-from deploy.launch.server import serving
+from deploy.launch.server import serving_here
 from deploy.machine import Machine
 from deploy.process import Program, supervise
 from deploy.redis_server import find_redis_server, redis_command
@@ -232,7 +231,7 @@ async def open_fleet(
             program = replace(program, command=command)
             backends.append(BackendPart(f"i{index + 1}", process(program, pace.backend, f"http://{HOST}:{port}"), front, to_redis))
         launcher = FleetLauncher(model.served_as, {one.id: one.process for one in backends})
-        of_gateways = {**pace.gateway, **await stack.enter_async_context(_served(launcher))}
+        of_gateways = {**pace.gateway, **await stack.enter_async_context(serving_here(launcher))}
         fronts_of_gateways = []
         for index, (port, to_redis) in enumerate(zip(ports[options.instances :], proxies[options.instances :], strict=True)):
             program = gateway_program(replace(options, host=HOST, port=port), _redis_url(to_redis))
@@ -247,15 +246,6 @@ async def open_fleet(
             await one.start()
         await fleet.mend()
         yield fleet
-
-
-@asynccontextmanager
-async def _served(launcher: FleetLauncher) -> AsyncIterator[Mapping[str, str]]:
-    """Its API, and what a gateway's environment says of it."""
-    token = secrets.token_hex(16)
-    with socket.create_server((HOST, 0)) as listener:
-        async with serving(launcher, token, listener):
-            yield {"MIDSTREAM_LAUNCHER_URL": f"http://{HOST}:{listener.getsockname()[1]}", "MIDSTREAM_LAUNCHER_TOKEN": token}
 
 
 def _client() -> aiohttp.ClientSession:

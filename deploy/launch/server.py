@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import secrets
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 
 import uvicorn
@@ -32,3 +33,12 @@ async def serving(starter: Starter, token: str | None, listener: socket.socket) 
             yield
         finally:
             server.should_exit = True
+
+
+@asynccontextmanager
+async def serving_here(starter: Starter) -> AsyncIterator[Mapping[str, str]]:
+    """The same on a free port of this machine, with a token; yields what a gateway's environment says of it."""
+    token = secrets.token_hex(16)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with serving(starter, token, listener):
+            yield {"MIDSTREAM_LAUNCHER_URL": f"http://127.0.0.1:{listener.getsockname()[1]}", "MIDSTREAM_LAUNCHER_TOKEN": token}
