@@ -9,6 +9,8 @@ import pytest_asyncio
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def fleet() -> AsyncIterator[object]:
     pytest.importorskip("vllm", reason="the light environment has no vllm")
+    from backend.engine.vllm import server
+    from tests.backend.engine.vllm import paced
     from tests.backend.engine.vllm.fleet import open_fleet
 
     with pytest.MonkeyPatch.context() as environment:
@@ -22,5 +24,7 @@ async def fleet() -> AsyncIterator[object]:
             "VLLM_LOGGING_LEVEL": "WARNING",
         }.items():
             environment.setenv(name, value)
+        environment.setattr(server, "SCHEDULER", f"{paced.__name__}.{paced.PacedScheduler.__name__}")
+        environment.setattr(server, "ASYNC_SCHEDULER", f"{paced.__name__}.{paced.PacedAsyncScheduler.__name__}")
         async with open_fleet() as opened:
             yield opened

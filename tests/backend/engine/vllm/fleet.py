@@ -30,6 +30,7 @@ from gateway.policy.dispatch import LeastLoaded
 from gateway.policy.view import ClusterView, RequestView
 from gateway.settings import GatewaySettings
 from migration.leg import InstanceId, Leg, RequestId
+from tests.backend.engine.vllm.paced import paced_id
 
 HOST = "127.0.0.1"
 MODEL = "tiny"
@@ -37,6 +38,8 @@ BLOCK_TOKENS = 32
 MAX_MODEL_TOKENS = 1024
 CAPACITY_BLOCKS = 128
 QUIET_S = 20.0
+PACE_S = 0.01
+"""What is added to each step of a request that is to move."""
 RESUME = "/midstream/resume"
 CURSOR = re.compile(rb"^id: (\d+)\.", re.MULTILINE)
 
@@ -232,19 +235,27 @@ class Fleet:
     def other(self, instance: Instance) -> Instance:
         return self.b if instance is self.a else self.a
 
-    def next_request(self) -> RequestId:
+    def next_request(self, pace_s: float = 0) -> RequestId:
         """A request id never used before: of the same length as all others, for comparing bytes."""
         self.salt += 1
-        return RequestId(f"run-{self.salt:05d}")
+        return RequestId(paced_id(pace_s, self.salt))
 
     async def ask(
-        self, path: str, body: Mapping[str, Any], *, at: Instance | None = None, move_at: tuple[int, ...] = (), mode: str = "live"
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        at: Instance | None = None,
+        move_at: tuple[int, ...] = (),
+        mode: str = "live",
+        pace_s: float | None = None,
     ) -> Answer:
         """Send a request (to begin at that instance); order a move whenever it has as many output tokens as `move_at` says.
 
+        `pace_s` is what its engine adds to each step: as a rule nothing, or what lets it live long enough to be moved.
         Returns when all is over.
         """
-        request = self.next_request()
+        request = self.next_request((PACE_S if move_at else 0) if pace_s is None else pace_s)
         self.policy.preferred = at.id if at is not None else None
         # Every run computes its own prompt: prefix hits change the shapes of the first step, and with them the last bit.
         sent = {"model": MODEL, "cache_salt": request, **body}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from migration.leg import Leg
-from tests.backend.engine.vllm.fleet import MODEL, QUIET_S, Answer, Fleet, Instance
+from tests.backend.engine.vllm.fleet import MODEL, PACE_S, QUIET_S, Answer, Fleet, Instance
 
 pytest.importorskip("vllm", reason="the light environment has no vllm")
 
@@ -131,7 +131,7 @@ async def test_the_client_leaves(fleet: Fleet, moment: str) -> None:
 
 async def leave_once(fleet: Fleet, body: dict[str, Any], reached: asyncio.Event) -> None:
     """Start a stream, order a move, close the stream once `reached` is set (or a commit is held); wait until nothing runs."""
-    request = fleet.next_request()
+    request = fleet.next_request(PACE_S)
     async with asyncio.TaskGroup() as group:
         async with fleet.client.stream(
             "POST",

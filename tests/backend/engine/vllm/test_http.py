@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.backend.engine.vllm.fleet import MODEL, Fleet
+from tests.backend.engine.vllm.fleet import MODEL, PACE_S, Fleet
 
 pytest.importorskip("vllm", reason="the light environment has no vllm")
 
@@ -103,7 +103,7 @@ async def test_the_openai_sdk_reads_a_moved_stream(fleet: Fleet) -> None:
     }
 
     async def read(client: openai.AsyncOpenAI, move: bool) -> tuple[str, str | None, int]:
-        request = fleet.next_request()
+        request = fleet.next_request(PACE_S if move else 0)
         stream = await client.chat.completions.create(
             **body,  # type: ignore[call-overload]  # the SDK's overloads want literals
             extra_body={"ignore_eos": True, "cache_salt": request},

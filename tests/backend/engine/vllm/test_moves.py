@@ -153,7 +153,7 @@ async def test_stop_strings_before_across_and_after_the_move(fleet: Fleet, offse
     with fleet.a.freezing_at(frozen_at), fleet.b.freezing_at(frozen_at):
         unmoved = await fleet.ask("/v1/completions", body)
         for _ in range(3):  # on a busy machine the engine may be past that token before the order to freeze is there
-            moved = await fleet.ask("/v1/completions", body, move_at=(25,))
+            moved = await fleet.ask("/v1/completions", body, move_at=(10,), pace_s=0.04)
             assert moved.comparable == unmoved.comparable
             if moved.outcome is not None and moved.outcome["outcome"] == "moved":
                 break

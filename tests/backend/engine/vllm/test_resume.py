@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from migration.leg import RequestId
-from tests.backend.engine.vllm.fleet import MODEL, QUIET_S, RESUME, Answer, Fleet
+from tests.backend.engine.vllm.fleet import MODEL, PACE_S, QUIET_S, RESUME, Answer, Fleet
 
 pytest.importorskip("vllm", reason="the light environment has no vllm")
 
@@ -154,7 +154,7 @@ async def test_a_resumed_stream_can_move(fleet: Fleet) -> None:
     await fleet.settle()
     fleet.a.mail.cut_at = 20
     async with asyncio.TaskGroup() as group:
-        asking = group.create_task(fleet.ask(COMPLETIONS, body, at=fleet.a))
+        asking = group.create_task(fleet.ask(COMPLETIONS, body, at=fleet.a, pace_s=PACE_S))
         async with asyncio.timeout(QUIET_S):
             while not any(flight.replay is not None and flight.replay.finished for flight in fleet.b.flights()):
                 await asyncio.sleep(0.001)
