@@ -16,16 +16,20 @@ from gateway.line import Line
 from gateway.metrics import Metrics
 from gateway.policy.config import Policy
 from gateway.policy.decision import Bind, Dispatch
-from gateway.policy.dispatch import eligible
+from gateway.policy.dispatch import is_served
 from gateway.policy.line import Immediate, LineView, Waiting, demand_tokens
 from gateway.policy.view import ClusterView, InstanceView, RequestView
 from gateway.settings import GatewaySettings
 from gateway.suspects import Suspects
 from migration.leg import InstanceId
 
+ALTERNATIVES = 3
+"""Besides the best instance, so many more may be claimed in one round trip, if other gateways have been faster."""
+
 
 class Dispatcher:
-    """Owned by the app. Choices of one gateway are made one after the other, so that they do not conflict among themselves."""
+    """Owned by the app. Choices of one gateway are made one after the other, and each is counted before the store has answered, so that
+    they do not conflict among themselves."""
 
     def __init__(
         self,
@@ -81,56 +85,60 @@ class Dispatcher:
         self._suspects.drop(instance)
 
     async def _choose_at_once(self, place: Place, request: RequestView) -> InstanceView:
-        async with self._line.choosing:
-            max_age_s = self._settings.view_max_age_s
-            while True:
-                began_s = self._clock()
+        max_age_s = self._settings.view_max_age_s
+        while True:
+            began_s = self._clock()
+            async with self._line.choosing:
                 cluster = await self._ledger.view(max_age_s)
                 seed, careful = self._rng.getrandbits(32), self._suspects.without(cluster, request)
                 order = self._policy.dispatch.order(request, careful, Random(seed))
-                if order and await self._ledger.take(place, order) and place.instance is not None:
-                    view = cluster.find(place.instance)
-                    if view is not None:
-                        self._metrics.dispatch_s.observe(self._clock() - began_s)
-                        self._decisions.note(Dispatch(request, self._policy.dispatch, careful, seed, tuple(order), view.id))
-                        return view
-                elif not order and max_age_s <= 0:
-                    raise _nobody(request.model, cluster)
-                max_age_s = 0.0
+            if order and await self._ledger.take(place, order) and place.instance is not None:
+                view = cluster.find(place.instance)
+                if view is not None:
+                    self._metrics.dispatch_s.observe(self._clock() - began_s)
+                    self._decisions.note(Dispatch(request, self._policy.dispatch, careful, seed, tuple(order), view.id))
+                    return view
+            elif not order and max_age_s <= 0:
+                raise _nobody(request.model, cluster)
+            max_age_s = 0.0
 
     async def _pass(self, place: Place, request: RequestView) -> InstanceView | str:
         """Where it can go at once, or the line to stand in. Raises ModelNotFound, NoInstance."""
-        async with self._line.choosing:
-            began_s = self._clock()
-            line, served = "", False
-            for max_age_s in (self._settings.view_max_age_s, 0.0):
+        began_s = self._clock()
+        line, served = "", False
+        for max_age_s in (self._settings.view_max_age_s, 0.0):
+            async with self._line.choosing:
                 cluster = await self._ledger.view(max_age_s)
                 line = line_of(request.model, cluster)
-                served = bool(eligible(request, cluster))
+                served = is_served(request, cluster)
                 if not served:
                     continue
                 if self._line.holds_back(line, self._policy.rank_of(place.tier)):
                     break
-                view = await self._try(place, request, line, self._suspects.without(cluster, request))
-                if view is not None:
-                    self._metrics.dispatch_s.observe(self._clock() - began_s)
-                    return view
-            if not served:
-                raise _nobody(request.model, cluster)
-            return line
+                bind = self._decide(request, self._suspects.without(cluster, request))
+            view = await self._take(place, line, bind)
+            if view is not None:
+                self._metrics.dispatch_s.observe(self._clock() - began_s)
+                return view
+        if not served:
+            raise _nobody(request.model, cluster)
+        return line
 
-    async def _try(self, place: Place, request: RequestView, line: str, cluster: ClusterView) -> InstanceView | None:
-        """One attempt without standing in line. Never ahead of room: how many are, only the line knows."""
+    def _decide(self, request: RequestView, cluster: ClusterView) -> Bind:
+        """Its place, without standing in line."""
         waiting = (Waiting(request, demand_tokens(request, cluster), 0.0),)
-        view = LineView(waiting, 0.0, 0, self._line.expected_output_tokens)
+        view = LineView(waiting, 0.0, 0, self._line.expected_output_tokens, ALTERNATIVES)
         seed = self._rng.getrandbits(32)
-        bindings = self._policy.line.bind(view, cluster, Random(seed))
-        for binding in bindings:
-            candidate = Candidate(binding.instance, binding.claims_seen)
+        return Bind(view, self._policy.line, cluster, seed, tuple(self._policy.line.bind(view, cluster, Random(seed))))
+
+    async def _take(self, place: Place, line: str, bind: Bind) -> InstanceView | None:
+        """Claim what was decided, if it still can be had. Never ahead of room: how many are, only the line knows."""
+        for binding in bind.bindings:
+            candidates = (Candidate(binding.instance, binding.claims_seen), *binding.others)
             passage = Passage(line, self._policy.rank_of(place.tier))
-            if not binding.ahead and await self._ledger.take(place, (candidate,), passage):
-                self._decisions.note(Bind(view, self._policy.line, cluster, seed, tuple(bindings)))
-                return cluster.find(binding.instance)
+            if not binding.ahead and await self._ledger.take(place, candidates, passage) and place.instance is not None:
+                self._decisions.note(bind, (place.instance,))
+                return bind.cluster.find(place.instance)
         return None
 
 

@@ -7,7 +7,7 @@ claims; it counts them itself, and makes up for the claims when the store is bac
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -58,7 +58,11 @@ class Ledger:
         self._live: dict[RequestId, Place] = {}
         self._sightings: Sequence[Sighting] = ()
         self._looked_at_s = float("-inf")
+        self._looking = asyncio.Lock()
+        self._looks = 0
         self._drift: dict[InstanceId, Drift] = {}
+        self._since: dict[InstanceId, Drift] | None = None
+        """While the store is being asked: what has come and gone since the question went out, which its answer does not know."""
         self._cluster = ClusterView()
         self._assembled_at_s = float("-inf")
         self._at: dict[InstanceId, int] = {}
@@ -88,20 +92,29 @@ class Ledger:
             await self.give_back(place)
 
     async def view(self, max_age_s: float) -> ClusterView:
-        """The cluster as seen within the last `max_age_s`; older if the store does not answer."""
+        """The cluster as seen within the last `max_age_s`; older if the store does not answer. Who asks meanwhile shares the answer."""
         if self._clock() - self._looked_at_s > max_age_s:
-            try:
-                self._sightings = await self.ask(self._store.sightings)
-                self._looked_at_s = self._clock()
-                self._assembled_at_s = float("-inf")
-                self._at = {sighting.report.instance: at for at, sighting in enumerate(self._sightings)}
-                self._drift = {}
-                for place in self._live.values():
-                    if place.instance and not place.claimed:
-                        self._count(place.instance, place, 1)
-            except StoreError:
-                pass  # counted and logged by ask; the last view is better than none
+            looks = self._looks
+            async with self._looking:
+                if self._looks == looks and self._clock() - self._looked_at_s > max_age_s:
+                    with suppress(StoreError):  # counted and logged by ask; the last view is better than none
+                        await self._look()
         return self.last_view()
+
+    async def _look(self) -> None:
+        self._since = {}
+        self._looks += 1
+        try:
+            self._sightings = await self.ask(self._store.sightings)
+            self._drift = self._since
+        finally:
+            self._since = None
+        self._looked_at_s = self._clock()
+        self._assembled_at_s = float("-inf")
+        self._at = {sighting.report.instance: at for at, sighting in enumerate(self._sightings)}
+        for place in self._live.values():
+            if place.instance and not place.claimed:
+                self._count(place.instance, place, 1)
 
     def last_view(self) -> ClusterView:
         """The cluster as it was last seen, and what this gateway has done since."""
@@ -131,20 +144,27 @@ class Ledger:
         """
         if place.instance is not None:
             await self.give_back(place)
-        claim = self._claim(place, candidates[0].instance)
+        first, instance = candidates[0].instance, None
+        claim = self._claim(place, first)
         place.asked = True
+        self._count(first, place, 1)  # at once: whoever chooses while the store answers has to see it
+        look = self._looks
         try:
             instance = await self.ask(lambda: self._store.claim(claim, candidates, self._settings.claim_ttl_s, passage))
             place.claimed = instance is not None
         except StoreError:
-            instance = candidates[0].instance
+            instance = first
+        finally:
+            if instance != first:
+                self._count(first, place, -1, look)
+                if instance is not None:
+                    self._count(instance, place, 1, look)
         if instance is None:
             place.asked = False
             self._metrics.conflicts.inc()
             return False
         place.instance = instance
         place.ahead = place.claimed and passage is not None and passage.ahead
-        self._count(instance, place, 1)
         return True
 
     async def started(self, place: Place) -> None:
@@ -226,9 +246,14 @@ class Ledger:
     def _claim(self, place: Place, instance: InstanceId) -> Claim:
         return Claim(place.request, instance, self._settings.gateway_id, place.tier, place.prompt_tokens)
 
-    def _count(self, instance: InstanceId, place: Place, claims: int) -> None:
+    def _count(self, instance: InstanceId, place: Place, claims: int, look: int | None = None) -> None:
+        """So many more. `look` is the look that was the last when the store was asked for what this corrects: one that began later
+        was asked later, and knows."""
+        change = claims * place.prompt_tokens
         self._moved.add(instance)
-        self._drift[instance] = self._drift.get(instance, NO_DRIFT).plus(claims, claims * place.prompt_tokens)
+        self._drift[instance] = self._drift.get(instance, NO_DRIFT).plus(claims, change)
+        if self._since is not None and look in (None, self._looks):
+            self._since[instance] = self._since.get(instance, NO_DRIFT).plus(claims, change)
 
     def forget(self, place: Place) -> None:
         """Another gateway has the request, and its claim."""

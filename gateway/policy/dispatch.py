@@ -32,6 +32,14 @@ def eligible(request: RequestView, cluster: ClusterView) -> Sequence[InstanceVie
     return fresh or [view for view in serving if view.state is ViewState.STALE]
 
 
+def is_served(request: RequestView, cluster: ClusterView) -> bool:
+    """Whether anybody is eligible."""
+    return any(
+        view.state in (ViewState.READY, ViewState.STALE) and view.serves(request.model) and view.id not in request.excluded
+        for view in cluster.instances
+    )
+
+
 def is_comparable(request: RequestView, cluster: ClusterView) -> bool:
     """False if the memory of one of the instances is unknown: then only outstanding requests compare all of them."""
     return all(view.report.is_measured for view in eligible(request, cluster))

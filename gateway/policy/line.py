@@ -15,16 +15,15 @@ Late binding with backfill, one request after the other in the line's order (tie
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from random import Random
 from typing import Literal, Protocol
 
-from backend.registry.instance import LoadReport, StepCost
-from gateway.policy.dispatch import DispatchPolicy, LeastLoaded, eligible, room_tokens
-from gateway.policy.load import standing
-from gateway.policy.price import placement_cost_s
+from backend.registry.store import Candidate
+from gateway.policy.dispatch import DispatchPolicy, LeastLoaded, eligible
+from gateway.policy.seat import CLOSED, Seat, SeatMemory
 from gateway.policy.tier import Tiers
-from gateway.policy.view import ClusterView, InstanceView, RequestView, ViewState
-from migration.choice import Standing as Totals
+from gateway.policy.view import ClusterView, RequestView, ViewState
 from migration.leg import InstanceId, RequestId
 
 
@@ -39,11 +38,13 @@ class Waiting:
 
 def demand_tokens(request: RequestView, cluster: ClusterView) -> int:
     """What it needs to start, as far as any instance could give it: an estimate beyond that is for the engine to judge."""
-    largest = max(
-        (min(view.report.capacity_tokens, view.report.max_model_tokens) for view in cluster.instances if view.serves(request.model)),
-        default=request.prompt_tokens,
-    )
-    return min(request.prompt_tokens, largest)
+    largest = 0
+    for view in cluster.instances:
+        if view.serves(request.model):
+            largest = max(largest, min(view.report.capacity_tokens, view.report.max_model_tokens))
+            if largest >= request.prompt_tokens:
+                return request.prompt_tokens
+    return largest or request.prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class LineView:
     now_s: float
     ahead: int = 0
     expected_output_tokens: float = 256.0
+    alternatives: int = 0
+    """How many other instances a binding is to name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ class Binding:
     instance: InstanceId
     claims_seen: int
     ahead: bool = False
+    others: tuple[Candidate, ...] = ()
+    """The next best, for whom the first is taken from meanwhile."""
 
 
 class LinePolicy(Protocol):
@@ -87,43 +92,10 @@ class Immediate:
         return ()
 
 
-@dataclass(slots=True)
-class _Seat:
-    """One instance while bindings are being made: what is left of it."""
-
-    view: InstanceView
-    cost: StepCost
-    room: int
-    claims: int
-    requests: int
-    running: int
-    tokens: int
-    weight: float
-    tie: float
-
-    @property
-    def id(self) -> InstanceId:
-        return self.view.report.instance
-
-
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """What a seat is at first: all that depends on the report and the claims alone."""
-
-    report: LoadReport
-    claims: int
-    claimed_tokens: int
-    room: int
-    standing: Totals
-
-    def are_of(self, view: InstanceView) -> bool:
-        return self.report is view.report and self.claims == view.claims and self.claimed_tokens == view.claimed_tokens
-
-
 class _Remembering:
-    """Room for sums that need not be made again for each request. No part of a policy's value."""
+    """Room for what need not be made again for each request. No part of a policy's value."""
 
-    __slots__ = ("_sums",)
+    __slots__ = ("_seats",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,117 +114,89 @@ class LateBinding(_Remembering):
     def bind(self, line: LineView, cluster: ClusterView, rng: Random) -> Sequence[Binding]:
         if not line.waiting:
             return ()
-        seats = [self._seat(view, rng) for view in cluster.instances if view.state is ViewState.READY]
-        if not all(seat.view.report.is_measured for seat in seats) or not seats:
+        memory = self._memory()
+        seats = [
+            memory.seat(view, self.tiers, self.reserve_blocks, self.watermark)
+            for view in cluster.instances
+            if view.state is ViewState.READY
+        ]
+        if not seats or not all(seat.is_measured for seat in seats):
             return self._bind_blindly(line, cluster, rng)
         bindings: list[Binding] = []
         closed = line.ahead
         aged_limit = max(self.ahead, int(self.aged_share * len(seats)))
         room = max(seat.room for seat in seats)
         for waiting in line.waiting:
-            seat = self._fitting(waiting, seats, line) if waiting.tokens <= room else None
-            if seat is not None:
-                bindings.append(self._take(seat, waiting, ahead=False))
-                room = max(each.room for each in seats)
+            fitting = self._fitting(waiting, seats, line, rng) if waiting.tokens <= room else ()
+            if fitting:
+                bindings.append(self._take(seats, fitting, waiting, ahead=False))
+                if len(bindings) == len(line.waiting):
+                    break
+                room = max(seat.room for seat in seats)
                 if room <= 0 and closed >= aged_limit:
                     break
                 continue
             is_old = line.now_s - waiting.arrived_s >= self.age_bound_s
             if closed < self.ahead or (is_old and closed < aged_limit):
-                seat = self._roomiest(waiting, seats)
-                if seat is not None:
-                    bindings.append(self._take(seat, waiting, ahead=True))
-                    room = max(each.room for each in seats)
+                roomiest = self._roomiest(waiting, seats, rng)
+                if roomiest is not None:
+                    bindings.append(self._take(seats, (roomiest,), waiting, ahead=True))
+                    room = max(seat.room for seat in seats)
                     closed += 1
                     continue
             if not self.backfill:
                 break
         return bindings
 
-    def _seat(self, view: InstanceView, rng: Random) -> _Seat:
-        sums = self._sums_of(view)
-        all_of = sums.standing
-        return _Seat(
-            view, view.report.cost, sums.room, view.claims, all_of.requests, all_of.running, all_of.tokens, all_of.weight, rng.random()
-        )
+    def _memory(self) -> SeatMemory:
+        memory: SeatMemory | None = getattr(self, "_seats", None)
+        if memory is None:
+            memory = SeatMemory()
+            object.__setattr__(self, "_seats", memory)
+        return memory
 
-    def _sums_of(self, view: InstanceView) -> _Sums:
-        known: dict[InstanceId, _Sums] | None = getattr(self, "_sums", None)
-        if known is None or len(known) > _REMEMBERED:
-            known = {}
-            object.__setattr__(self, "_sums", known)
-        sums = known.get(view.report.instance)
-        if sums is None or not sums.are_of(view):
-            room = room_tokens(view, self.reserve_blocks, self.watermark)
-            sums = _Sums(view.report, view.claims, view.claimed_tokens, room, standing(view, self.tiers))
-            known[view.report.instance] = sums
-        return sums
+    def _fitting(self, waiting: Waiting, seats: Sequence[Seat], line: LineView, rng: Random) -> Sequence[int]:
+        """The cheapest seat where it fits, and the `alternatives` next to it; among equals the freest, with fewest claims, by lot."""
+        tokens, model, excluded, lot = waiting.tokens, waiting.view.model, waiting.view.excluded, rng.random
+        weight, steps = self.tiers.find(waiting.view.tier).weight, line.expected_output_tokens
+        priced = self.placement == "price"
+        found = [
+            (seat.price_s(weight, tokens, steps) if priced else 0.0, seat.crowding, seat.claims, lot(), at)
+            for at, seat in enumerate(seats)
+            if seat.room >= tokens and (model is None or model in seat.models) and not (excluded and seat.view.report.instance in excluded)
+        ]
+        if line.alternatives:
+            return [at for *_, at in nsmallest(1 + line.alternatives, found)]
+        return (min(found)[-1],) if found else ()
 
-    def _fitting(self, waiting: Waiting, seats: Sequence[_Seat], line: LineView) -> _Seat | None:
-        """The cheapest seat where it fits; among equals the freest, then the one with fewest claims, then by lot."""
-        best: tuple[float, float, int, float] | None = None
-        chosen = None
-        own_weight = self.tiers.find(waiting.view.tier).weight
-        for seat in seats:
-            if seat.room < waiting.tokens or not _serves(seat, waiting.view):
-                continue
-            price_s = 0.0
-            if self.placement == "price":
-                price_s = placement_cost_s(
-                    seat.cost,
-                    tokens=seat.tokens,
-                    requests=seat.requests,
-                    weight=seat.weight,
-                    prompt_tokens=waiting.tokens,
-                    own_weight=own_weight,
-                    steps=line.expected_output_tokens,
-                )
-            key = (price_s, -seat.room / max(1, seat.running), seat.claims, seat.tie)
-            if best is None or key < best:
-                best, chosen = key, seat
-        return chosen
-
-    def _roomiest(self, waiting: Waiting, seats: Sequence[_Seat]) -> _Seat | None:
+    def _roomiest(self, waiting: Waiting, seats: Sequence[Seat], rng: Random) -> int | None:
         """Where a head is bound ahead: nothing queued, large enough at all, and the most room."""
         candidates = [
-            seat
-            for seat in seats
-            if seat.room > _CLOSED
+            (-seat.room, seat.claims, rng.random(), at)
+            for at, seat in enumerate(seats)
+            if seat.room > CLOSED
             and not seat.view.report.waiting
             and seat.view.report.capacity_tokens >= waiting.tokens
             and seat.claims < seat.view.report.max_batch
-            and _serves(seat, waiting.view)
+            and seat.view.serves(waiting.view.model)
+            and seat.view.id not in waiting.view.excluded
         ]
-        return max(candidates, key=lambda seat: (seat.room, -seat.claims, seat.tie), default=None)
+        return min(candidates)[-1] if candidates else None
 
-    def _take(self, seat: _Seat, waiting: Waiting, *, ahead: bool) -> Binding:
-        """Bind it there, and count it."""
-        binding = Binding(waiting.view.request, seat.id, seat.claims, ahead)
-        block = seat.view.report.block_tokens
-        demand = -(-waiting.tokens // block) * block + self.reserve_blocks * block
-        seat.room = _CLOSED if ahead else seat.room - demand
-        seat.claims += 1
-        seat.requests += 1
-        seat.running += 1
-        seat.tokens += waiting.tokens
-        seat.weight += self.tiers.find(waiting.view.tier).weight
-        if seat.claims >= seat.view.report.max_batch:
-            seat.room = _CLOSED
-        return binding
+    def _take(self, seats: list[Seat], found: Sequence[int], waiting: Waiting, *, ahead: bool) -> Binding:
+        """Bind it to the first that was found, and count it there."""
+        best, *others = ((seats[at].view.report.instance, seats[at].claims) for at in found)
+        weight = self.tiers.find(waiting.view.tier).weight
+        seats[found[0]] = seats[found[0]].taken(waiting.tokens, weight, self.reserve_blocks, ahead=ahead)
+        return Binding(waiting.view.request, *best, ahead, tuple(Candidate(*other) for other in others))
 
     def _bind_blindly(self, line: LineView, cluster: ClusterView, rng: Random) -> Sequence[Binding]:
         """Nobody reports, or of some nothing is known: by outstanding requests, up to each instance's batch."""
         for waiting in line.waiting:
             limits = {view.id: view.report.max_batch for view in eligible(waiting.view, cluster)}
-            for candidate in LeastLoaded().order(waiting.view, cluster, rng):
-                if candidate.claims_seen < limits[candidate.instance]:
-                    return (Binding(waiting.view.request, candidate.instance, candidate.claims_seen),)
+            order = LeastLoaded().order(waiting.view, cluster, rng)
+            free = [candidate for candidate in order if candidate.claims_seen < limits[candidate.instance]]
+            if free:
+                best, others = free[0], tuple(free[1 : 1 + line.alternatives])
+                return (Binding(waiting.view.request, best.instance, best.claims_seen, others=others),)
         return ()
-
-
-_CLOSED = -(2**62)
-_REMEMBERED = 4096
-
-
-def _serves(seat: _Seat, request: RequestView) -> bool:
-    return seat.view.serves(request.model) and seat.id not in request.excluded

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 from prometheus_client import CollectorRegistry
 
@@ -182,3 +183,119 @@ async def test_what_is_counted_between_two_looks_is_seen_at_once_and_as_if_all_w
         assert [view.claims for view in seen.instances] == [view.claims for view in anew.instances] == [1, 0, 0]
         assert [view.age_s for view in anew.instances] == [1.0, 1.0, 1.0]
     assert [view.claims for view in ledger.last_view().instances] == [0, 0, 0]
+
+
+class SlowStore(MemoryStore):
+    """Answers when it is let, in order; what it is asked happens at once, as in a store at the end of a wire."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.answers: list[asyncio.Event] = []
+        self.slow = False
+
+    async def _answer(self) -> None:
+        if self.slow:
+            self.answers.append(asyncio.Event())
+            await self.answers[-1].wait()
+
+    async def sightings(self) -> Sequence[Sighting]:
+        seen = await super().sightings()
+        await self._answer()
+        return seen
+
+    async def claim(self, claim, candidates, ttl_s, passage=None):  # type: ignore[no-untyped-def]
+        chosen = await super().claim(claim, candidates, ttl_s, passage)
+        await self._answer()
+        return chosen
+
+
+def counts(ledger: Ledger) -> list[tuple[int, int]]:
+    return [(view.claims, view.claimed_tokens) for view in ledger.last_view().instances]
+
+
+async def slow_ledger() -> tuple[SlowStore, Ledger]:
+    store = SlowStore(Clock())
+    for name in ("a", "b"):
+        await store.publish(report(name), 60)
+    ledger = ledger_of(store, Clock())
+    await ledger.view(0.0)
+    store.slow = True
+    return store, ledger
+
+
+async def test_a_claim_counts_from_when_it_is_asked_for() -> None:
+    store, ledger = await slow_ledger()
+    async with ledger.place(RequestId("r"), "high", 7) as place, asyncio.TaskGroup() as group:
+        taking = group.create_task(ledger.take(place, [Candidate(A, 0), Candidate(B, 0)]))
+        await asyncio.sleep(0)
+        assert counts(ledger) == [(1, 7), (0, 0)]
+        store.answers[0].set()
+        assert await taking
+        assert counts(ledger) == [(1, 7), (0, 0)]
+        store.slow = False
+    assert counts(ledger) == [(0, 0), (0, 0)]
+
+
+async def test_the_next_best_is_taken_and_counted_if_another_gateway_was_faster() -> None:
+    store, ledger = await slow_ledger()
+    store.slow = False
+    async with ledger_of(store, Clock()).place(RequestId("s"), "high", 5) as theirs:
+        assert await ledger_of(store, Clock()).take(theirs, [Candidate(A, 0)])
+        async with ledger.place(RequestId("r"), "high", 7) as place:
+            assert await ledger.take(place, [Candidate(A, 0), Candidate(B, 0)])
+            assert place.instance == B
+            assert counts(ledger) == [(0, 0), (1, 7)]  # of theirs it knows nothing yet
+            await ledger.view(-1.0)
+            assert counts(ledger) == [(1, 5), (1, 7)]
+            async with ledger.place(RequestId("t"), "high", 3) as third:
+                assert not await ledger.take(third, [Candidate(A, 0), Candidate(B, 0)])
+                assert counts(ledger) == [(1, 5), (1, 7)]
+
+
+async def test_a_client_that_leaves_while_its_claim_is_asked_for_leaves_no_count() -> None:
+    store, ledger = await slow_ledger()
+    async with ledger.place(RequestId("r"), "high", 7) as place:
+        taking = asyncio.ensure_future(ledger.take(place, [Candidate(A, 0)]))
+        await asyncio.sleep(0)
+        taking.cancel()
+        await asyncio.wait([taking])
+        assert counts(ledger) == [(0, 0), (0, 0)]
+        store.slow = False
+    assert await claims(store) == {}
+
+
+async def test_a_look_forgets_nothing_that_was_asked_after_it_and_counts_nothing_twice_that_was_asked_before() -> None:
+    store, ledger = await slow_ledger()
+    names = ("before", "lost", "after")
+    async with AsyncExitStack() as stack:
+        before, lost, after = [await stack.enter_async_context(ledger.place(RequestId(name), "high", 7)) for name in names]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ledger.take(before, [Candidate(A, 0)]))
+            group.create_task(ledger.take(lost, [Candidate(B, 5)]))  # not as it is: refused
+            looking = group.create_task(ledger.view(-1.0))
+            await asyncio.sleep(0)
+            group.create_task(ledger.take(after, [Candidate(B, 0)]))
+            await asyncio.sleep(0)
+            assert len(store.answers) == 4
+            for answer in store.answers:
+                answer.set()
+            await looking
+        assert counts(ledger) == [(1, 7), (1, 7)]
+        store.slow = False
+        await ledger.view(-1.0)
+        assert counts(ledger) == [(1, 7), (1, 7)]
+
+
+async def test_one_look_serves_all_that_asked_before_it_began() -> None:
+    store, ledger = await slow_ledger()
+    async with asyncio.TaskGroup() as group:
+        views = [group.create_task(ledger.view(-1.0)) for _ in range(4)]
+        await asyncio.sleep(0)
+        assert len(store.answers) == 1
+        store.answers[0].set()
+        await views[0]
+        await asyncio.sleep(0)
+        assert len(store.answers) == 2
+        assert not any(view.done() for view in views[1:])
+        store.answers[1].set()
+    assert len(store.answers) == 2

@@ -188,3 +188,47 @@ def test_remembered_sums_change_no_binding() -> None:
         assert used.bind(line(100, 50), where, Random(seed)) == LateBinding().bind(line(100, 50), where, Random(seed))
     assert used == LateBinding()
     assert hash(used) == hash(LateBinding())
+
+
+def test_alternatives_are_the_next_best_as_they_were_seen() -> None:
+    where = cluster(*(instance(name, held=held, running=2) for name, held in (("a", 900), ("b", 300), ("c", 600), ("d", 1580))))
+    view = replace(line(100), alternatives=3)
+    (found,) = LateBinding(placement="freeness").bind(view, where, Random(1))
+    assert (found.instance, [(other.instance, other.claims_seen) for other in found.others]) == ("b", [("c", 2), ("a", 2)])
+    (found,) = LateBinding(placement="freeness").bind(replace(view, alternatives=1), where, Random(1))
+    assert [other.instance for other in found.others] == ["c"]
+    (found,) = LateBinding(placement="freeness").bind(line(100), where, Random(1))
+    assert found.others == ()
+
+
+def test_alternatives_where_nobody_reports_stay_within_the_batch() -> None:
+    views = [instance(name, claims=claims, max_batch=4) for name, claims in (("a", 1), ("b", 0), ("c", 4))]
+    where = ClusterView(tuple(replace(view, report=replace(view.report, is_measured=False)) for view in views))
+    (found,) = LateBinding().bind(replace(line(100), alternatives=3), where, Random(1))
+    assert (found.instance, [other.instance for other in found.others]) == ("b", ["a"])
+
+
+@pytest.mark.parametrize("weight", [1.0, 10.0])
+@pytest.mark.parametrize("tokens", [1, 64, 3000])
+def test_a_seat_asks_the_price_of_the_formula(weight: float, tokens: int) -> None:
+    from gateway.policy.load import standing
+    from gateway.policy.price import placement_cost_s
+    from gateway.policy.seat import seat_of
+    from gateway.policy.tier import Tiers
+
+    view = instance("a", held=700, running=3, waiting=(40,), cost=COST)
+    for seat, (requests, held, others) in (
+        (seat_of(view, Tiers(), 1, 0.01), (0, 0, 0.0)),
+        (seat_of(view, Tiers(), 1, 0.01).taken(90, 10.0, 1, ahead=False), (1, 90, 10.0)),
+    ):
+        sums = standing(view, Tiers())
+        said = placement_cost_s(
+            COST,
+            tokens=sums.tokens + held,
+            requests=sums.requests + requests,
+            weight=sums.weight + others,
+            prompt_tokens=tokens,
+            own_weight=weight,
+            steps=200.0,
+        )
+        assert seat.price_s(weight, tokens, 200.0) == pytest.approx(said)

@@ -1,0 +1,100 @@
+"""PURE. An instance as bindings find it: what is left of it, and the parts of its price (price.py) that no request changes."""
+
+from dataclasses import dataclass
+
+from gateway.policy.dispatch import room_tokens
+from gateway.policy.load import standing
+from gateway.policy.tier import Tiers
+from gateway.policy.view import InstanceView
+
+CLOSED = -(2**62)
+"""The room of an instance that takes nobody more."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """Never changed: a binding puts another one in its place.
+
+    `room` is in tokens. `own_s` is a newcomer's step but for its own context, `others_s` what it adds by its number alone to the steps of
+    those who are there, `stall_s` what each token of its prompt costs them.
+    """
+
+    view: InstanceView
+    models: tuple[str, ...]
+    is_measured: bool
+    room: int
+    claims: int
+    requests: int
+    running: int
+    tokens: int
+    weight: float
+    own_s: float
+    others_s: float
+    per_token_s: float
+    stall_s: float
+    crowding: float
+    """Room per running request, negative: what orders seats of one price."""
+
+    def price_s(self, weight: float, tokens: int, steps: float) -> float:
+        """What placement_cost_s says of a request of that weight and so many tokens, here."""
+        return steps * (weight * self.own_s + self.others_s) + tokens * (steps * self.per_token_s * (weight + self.weight) + self.stall_s)
+
+    def taken(self, tokens: int, weight: float, reserve_blocks: int, *, ahead: bool) -> "Seat":
+        """With one more request. Nobody else is to come where one was bound `ahead` of room, nor beyond the engine's batch."""
+        report = self.view.report
+        block = report.block_tokens
+        room = self.room - (-(-tokens // block) * block + reserve_blocks * block)
+        if ahead or self.claims + 1 >= report.max_batch:
+            room = CLOSED
+        return _seat(self.view, room, self.claims + 1, self.requests + 1, self.running + 1, self.tokens + tokens, self.weight + weight)
+
+
+def seat_of(view: InstanceView, tiers: Tiers, reserve_blocks: int, watermark: float) -> Seat:
+    """The instance as it is."""
+    sums = standing(view, tiers)
+    room = room_tokens(view, reserve_blocks, watermark)
+    return _seat(view, room, view.claims, sums.requests, sums.running, sums.tokens, sums.weight)
+
+
+def _seat(view: InstanceView, room: int, claims: int, requests: int, running: int, tokens: int, weight: float) -> Seat:
+    cost = view.report.cost
+    return Seat(
+        view,
+        view.report.models,
+        view.report.is_measured,
+        room,
+        claims,
+        requests,
+        running,
+        tokens,
+        weight,
+        own_s=cost.base_s + cost.per_token_s * tokens + cost.per_request_s * (requests + 1),
+        others_s=cost.per_request_s * weight,
+        per_token_s=cost.per_token_s,
+        stall_s=weight / cost.prefill_tokens_per_s if cost.prefill_tokens_per_s else 0.0,
+        crowding=-room / max(1, running),
+    )
+
+
+class SeatMemory:
+    """Seats that need not be made again for each request, as long as an instance's report and claims are the same."""
+
+    def __init__(self, remembered: int = 4096) -> None:
+        self._remembered = remembered
+        self._known: dict[str, Seat] = {}
+
+    def seat(self, view: InstanceView, tiers: Tiers, reserve_blocks: int, watermark: float) -> Seat:
+        """seat_of; asked with one set of rules only."""
+        name = view.report.instance
+        known = self._known.get(name)
+        if known is not None:
+            last = known.view
+            if last is view:
+                return known
+            if last.report is view.report and last.claims == view.claims and last.claimed_tokens == view.claimed_tokens:
+                known.view = view  # of another age
+                return known
+        elif len(self._known) >= self._remembered:
+            self._known.clear()
+        seat = self._known[name] = seat_of(view, tiers, reserve_blocks, watermark)
+        return seat
