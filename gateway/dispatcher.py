@@ -1,6 +1,6 @@
 """Finds a request its instance. Whoever fits somewhere and has nobody before it goes there at once; the others wait in line.
 
-Under a policy without a line everybody goes at once, to the first instance in its order that is as it was seen.
+Under a policy without a line everybody goes at once, to the first instance in its order that nobody else has gone to meanwhile.
 """
 
 from collections.abc import Callable

@@ -138,7 +138,7 @@ class Ledger:
         return self._store.line
 
     async def take(self, place: Place, candidates: Sequence[Candidate], passage: Passage | None = None) -> bool:
-        """Put the request on the first candidate that is as it was seen. False if none is, or others in line come first: look again.
+        """Put the request on the first candidate with no more claims than were seen. False if there is none, or others come first: look.
 
         Without a store it is the first candidate, unclaimed.
         """

@@ -7,7 +7,6 @@ that fails was late: look again. Without a store each gateway serves its own req
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,8 +29,8 @@ from gateway.settings import GatewaySettings
 from gateway.suspects import Suspects
 from migration.leg import InstanceId, RequestId
 
-LOOKING_SHARE = 3.0
-"""For each second of looking and deciding, so many without: a long line costs bindings some delay and not the whole gateway."""
+DECIDING_SHARE = 3.0
+"""For each second of deciding, so many without: a long line costs bindings some delay and not the whole gateway."""
 FIRST_GUESS_TOKENS = 256.0
 GUESS_WEIGHT = 0.01
 """Of one answer, in the running mean of their lengths."""
@@ -50,6 +49,10 @@ class Waiter:
     joined_s: float
     until_s: float
     bound: asyncio.Future[InstanceView]
+
+    def is_open(self, now_s: float) -> bool:
+        """Whether it still waits."""
+        return not self.bound.done() and now_s < self.until_s
 
 
 class Line:
@@ -138,15 +141,15 @@ class Line:
                 async with asyncio.timeout(self._settings.line_poll_s if self._waiters else None):
                     await self._moved.wait()
             self._moved.clear()
-            looked_s = 0.0
+            decided_s = 0.0
             try:
                 for tier in {waiter.ticket.tier for waiter in self._waiters.values()}:
                     self._show(tier)
                 for line in sorted({waiter.ticket.line for waiter in self._waiters.values()}):
-                    looked_s += await self.bind(line)
+                    decided_s += await self.bind(line)
             except Exception:  # the root of a task; one bad round must not end the line
                 log.exception("looking at the line failed")
-            await asyncio.sleep(max(self._settings.line_interval_s, LOOKING_SHARE * looked_s))
+            await asyncio.sleep(max(self._settings.line_interval_s, DECIDING_SHARE * decided_s))
 
     async def hear(self) -> None:
         """Listen, for ever, for what makes it worth looking. Without it there is still the poll."""
@@ -185,7 +188,7 @@ class Line:
                 await self._settle(sight, [request for request in missing if request not in sight.shed])
 
     async def bind(self, line: str) -> float:
-        """Look once, and carry out what is this gateway's. Answers how long looking and deciding took, in seconds."""
+        """Look once, and carry out what is this gateway's. Answers how long deciding took, in seconds."""
         async with self.choosing:
             began_s = self._clock()
             sight, cluster = await self._look(line)
@@ -197,12 +200,13 @@ class Line:
             )
             # The same view gives the same bindings in every gateway: fewer claims are lost.
             seed = crc32(f"{sight.bound}-{view.waiting[0].view.request}".encode()) if view.waiting else 0
+            looked_s = self._clock()
             bindings = self._policy.line.bind(view, cluster, Random(seed))
-            looked_s = self._clock() - began_s
+            decided_s = self._clock() - looked_s
             if made := await self._carry_out(bindings, cluster, line):
                 self._decisions.note(Bind(view, self._policy.line, cluster, seed, tuple(bindings)), made)
             self._metrics.dispatch_s.observe(self._clock() - began_s)
-        return looked_s
+        return decided_s
 
     # -- inside
 
@@ -291,22 +295,27 @@ class Line:
         return Waiting(view, demand_tokens(view, cluster), -standing.waited_s)
 
     async def _carry_out(self, bindings: Sequence[Binding], cluster: ClusterView, line: str) -> Sequence[InstanceId]:
-        """Claim for ours; answers the instances that were claimed.
+        """Claim for ours, all at once; answers the instances that were claimed.
 
-        The policy counts everybody's bindings as claims; so far, only those made here are."""
-        made: Counter[InstanceId] = Counter()
-        for binding in bindings:
-            waiter, view = self._waiters.get(binding.request), cluster.find(binding.instance)
-            if waiter is None or view is None or waiter.bound.done() or self._clock() >= waiter.until_s:
-                continue
-            candidate = Candidate(binding.instance, view.claims + made[binding.instance])
-            if not await self._ledger.take(waiter.place, (candidate,), Passage(line, waiter.ticket.rank, binding.ahead)):
-                self._moved.set()
-                break
-            if waiter.bound.done():  # it left while we asked
-                await self._ledger.give_back(waiter.place)
-                self._moved.set()
-                break
-            made[binding.instance] += 1
-            waiter.bound.set_result(view)
-        return list(made.elements())
+        The policy counts everybody's bindings as claims, so a claim is good with as many as that, or fewer if others were not made yet.
+        """
+        now_s = self._clock()
+        mine = [(waiter, binding) for binding in bindings if (waiter := self._waiters.get(binding.request)) and waiter.is_open(now_s)]
+        async with asyncio.TaskGroup() as group:
+            claims = [group.create_task(self._bind_one(waiter, binding, cluster, line)) for waiter, binding in mine]
+        made = [instance for claim in claims if (instance := claim.result()) is not None]
+        if len(made) < len(mine):
+            self._moved.set()
+        return made
+
+    async def _bind_one(self, waiter: Waiter, binding: Binding, cluster: ClusterView, line: str) -> InstanceId | None:
+        view = cluster.find(binding.instance)
+        candidates = (Candidate(binding.instance, binding.claims_seen),)
+        passage = Passage(line, waiter.ticket.rank, binding.ahead)
+        if view is None or not await self._ledger.take(waiter.place, candidates, passage):
+            return None
+        if waiter.bound.done():  # it left while we asked
+            await self._ledger.give_back(waiter.place)
+            return None
+        waiter.bound.set_result(view)
+        return view.id

@@ -67,7 +67,7 @@ local line = string.sub(ARGV[6], 2)
 if ARGV[6] ~= '' and not may_pass(ARGV[1], line, ARGV[7]) then return false end
 for at = 9, #ARGV, 2 do
     local instance = ARGV[at]
-    if tonumber(redis.call('HGET', COUNT, instance) or '0') == tonumber(ARGV[at + 1]) then
+    if tonumber(redis.call('HGET', COUNT, instance) or '0') <= tonumber(ARGV[at + 1]) then
         redis.call('HSET', CLAIMS, ARGV[1], cjson.encode({instance, ARGV[2], ARGV[3], ARGV[4]}))
         redis.call('ZADD', CLAIM_EXPIRY, ms(now + ARGV[5]), ARGV[1])
         count_claim(instance, 1, ARGV[4])

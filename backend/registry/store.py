@@ -51,7 +51,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An instance a policy chose, with the number of claims that it saw there when it chose."""
+    """An instance a policy chose, with the number of claims that it saw there when it chose: more may not have come since."""
 
     instance: InstanceId
     claims_seen: int
@@ -90,9 +90,9 @@ class InstanceStore(Protocol):
         """Every unexpired report, ordered by instance id, in one round trip."""
 
     async def claim(self, claim: Claim, candidates: Sequence[Candidate], ttl_s: float, passage: Passage | None = None) -> InstanceId | None:
-        """Compare, choose, reserve: take the first candidate that still has exactly `claims_seen` claims. Its place in line ends with that.
+        """Compare, choose, reserve: take the first candidate that has no more than `claims_seen` claims. Its place in line ends with that.
 
-        `claim.instance` is ignored. None if no candidate is as it was seen (look again), or if there is none.
+        `claim.instance` is ignored. None if every candidate has more claims than were seen (look again), or if there is none.
         None, too, if with a `passage` it would pass others in line.
         A repeated claim of a request that holds one answers its instance and changes nothing.
         """

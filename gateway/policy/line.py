@@ -61,7 +61,7 @@ class LineView:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """That request there, as long as the instance has `claims_seen` claims. `ahead`: there is no room for it yet."""
+    """That request there, as long as the instance has no more than `claims_seen` claims. `ahead`: there is no room for it yet."""
 
     request: RequestId
     instance: InstanceId

@@ -85,7 +85,7 @@ async def test_conflict_takes_nothing() -> None:
     store = FlakyStore(clock)
     ledger = ledger_of(store, clock)
     async with ledger.place(RequestId("r"), "high", 7) as place:
-        assert not await ledger.take(place, [Candidate(A, 3)])
+        assert not await ledger.take(place, [Candidate(A, -1)])
         assert place.instance is None
 
 
@@ -271,7 +271,7 @@ async def test_a_look_forgets_nothing_that_was_asked_after_it_and_counts_nothing
         before, lost, after = [await stack.enter_async_context(ledger.place(RequestId(name), "high", 7)) for name in names]
         async with asyncio.TaskGroup() as group:
             group.create_task(ledger.take(before, [Candidate(A, 0)]))
-            group.create_task(ledger.take(lost, [Candidate(B, 5)]))  # not as it is: refused
+            group.create_task(ledger.take(lost, [Candidate(B, -1)]))  # refused
             looking = group.create_task(ledger.view(-1.0))
             await asyncio.sleep(0)
             group.create_task(ledger.take(after, [Candidate(B, 0)]))

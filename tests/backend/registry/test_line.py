@@ -85,7 +85,7 @@ async def test_a_claim_ends_the_place(store: InstanceStore) -> None:
     assert await store.claim(claim("b"), [Candidate(I1, 0)], 60, Passage("m", 1)) == I1
     sight = await store.line.look("m", 9)
     assert ([standing.ticket.request for standing in sight.standings], sight.bound, sight.waiting) == (["a"], 1, {"normal": 1})
-    assert await store.claim(claim("a"), [Candidate(I1, 7)], 60, Passage("m", 1)) is None
+    assert await store.claim(claim("a"), [Candidate(I1, 0)], 60, Passage("m", 1)) is None
     assert await names(store) == ["a"]
 
 

@@ -64,15 +64,22 @@ async def test_withdrawn_report_is_gone_but_claims_stay(store: InstanceStore, re
     assert len(await store.claims()) == 1
 
 
-async def test_claim_takes_the_first_candidate_that_is_as_it_was_seen(store: InstanceStore, report: LoadReport) -> None:
+async def test_claim_takes_the_first_candidate_that_nobody_has_come_to_since_it_was_seen(store: InstanceStore, report: LoadReport) -> None:
     await store.publish(report, 60)
     assert await store.claim(claim(R1, 7), [Candidate(I1, 0)], 60) == I1
     assert await store.claim(claim(R2, 5), [Candidate(I1, 0), Candidate(I2, 0)], 60) == I2
-    assert await store.claim(claim(RequestId("r3")), [Candidate(I1, 0), Candidate(I2, 3)], 60) is None
+    assert await store.claim(claim(RequestId("r3")), [Candidate(I1, 0), Candidate(I2, 0)], 60) is None
     assert await store.claim(claim(RequestId("r3")), [], 60) is None
     sighting = (await store.sightings())[0]
     assert (sighting.claims, sighting.claimed_tokens) == (1, 7)
     assert list(await store.claims()) == [Claim(R1, I1, "g1", "normal", 7), Claim(R2, I2, "g1", "normal", 5)]
+
+
+async def test_fewer_claims_than_were_seen_are_no_conflict(store: InstanceStore) -> None:
+    assert await store.claim(claim(R1), [Candidate(I1, 3)], 60) == I1
+    assert await store.claim(claim(R2), [Candidate(I1, 1), Candidate(I2, 0)], 60) == I1
+    assert await store.release(R1)
+    assert await store.claim(claim(RequestId("r3")), [Candidate(I1, 1), Candidate(I2, 0)], 60) == I1
 
 
 async def test_repeated_claim_changes_nothing(store: InstanceStore) -> None:
