@@ -23,7 +23,7 @@ from backend.registry.store import Candidate
 from gateway.policy.dispatch import DispatchPolicy, LeastLoaded, eligible
 from gateway.policy.seat import CLOSED, Seat, SeatMemory
 from gateway.policy.tier import Tiers
-from gateway.policy.view import ClusterView, RequestView, ViewState
+from gateway.policy.view import ClusterView, RequestView
 from migration.leg import InstanceId, RequestId
 
 
@@ -114,12 +114,7 @@ class LateBinding(_Remembering):
     def bind(self, line: LineView, cluster: ClusterView, rng: Random) -> Sequence[Binding]:
         if not line.waiting:
             return ()
-        memory = self._memory()
-        seats = [
-            memory.seat(view, self.tiers, self.reserve_blocks, self.watermark)
-            for view in cluster.instances
-            if view.state is ViewState.READY
-        ]
+        seats = self._memory().seats(cluster.instances)
         if not seats or not all(seat.is_measured for seat in seats):
             return self._bind_blindly(line, cluster, rng)
         bindings: list[Binding] = []
@@ -151,7 +146,7 @@ class LateBinding(_Remembering):
     def _memory(self) -> SeatMemory:
         memory: SeatMemory | None = getattr(self, "_seats", None)
         if memory is None:
-            memory = SeatMemory()
+            memory = SeatMemory(self.tiers, self.reserve_blocks, self.watermark)
             object.__setattr__(self, "_seats", memory)
         return memory
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from gateway.policy.dispatch import room_tokens
 from gateway.policy.load import standing
 from gateway.policy.tier import Tiers
-from gateway.policy.view import InstanceView
+from gateway.policy.view import InstanceView, ViewState
 
 CLOSED = -(2**62)
 """The room of an instance that takes nobody more."""
@@ -77,24 +77,28 @@ def _seat(view: InstanceView, room: int, claims: int, requests: int, running: in
 
 
 class SeatMemory:
-    """Seats that need not be made again for each request, as long as an instance's report and claims are the same."""
+    """Seats that need not be made again for each request, as long as an instance's report and claims are the same. For one set of rules."""
 
-    def __init__(self, remembered: int = 4096) -> None:
-        self._remembered = remembered
-        self._known: dict[str, Seat] = {}
+    def __init__(self, tiers: Tiers, reserve_blocks: int, watermark: float) -> None:
+        self._rules = tiers, reserve_blocks, watermark
+        self._views: tuple[InstanceView, ...] = ()
+        self._seats: list[Seat | None] = []
 
-    def seat(self, view: InstanceView, tiers: Tiers, reserve_blocks: int, watermark: float) -> Seat:
-        """seat_of; asked with one set of rules only."""
-        name = view.report.instance
-        known = self._known.get(name)
+    def seats(self, views: tuple[InstanceView, ...]) -> list[Seat]:
+        """Of those that are ready, in order; the list is the caller's."""
+        if len(views) == len(self._views):
+            known = zip(views, self._views, self._seats, strict=True)
+            self._seats = [seat if view is last else self._seat(view, seat) for view, last, seat in known]
+        else:
+            self._seats = [self._seat(view, None) for view in views]
+        self._views = views
+        return [seat for seat in self._seats if seat is not None]
+
+    def _seat(self, view: InstanceView, known: Seat | None) -> Seat | None:
+        if view.state is not ViewState.READY:
+            return None
         if known is not None:
             last = known.view
-            if last is view:
-                return known
             if last.report is view.report and last.claims == view.claims and last.claimed_tokens == view.claimed_tokens:
-                known.view = view  # of another age
                 return known
-        elif len(self._known) >= self._remembered:
-            self._known.clear()
-        seat = self._known[name] = seat_of(view, tiers, reserve_blocks, watermark)
-        return seat
+        return seat_of(view, *self._rules)
