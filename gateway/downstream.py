@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from starlette.types import Message, Receive, Send
 
+from gateway.client_connection import ClientConnection
+from gateway.deadline import within
 from gateway.errors import REASON_HEADER, BodyTimeout, BodyTooLarge, ClientLeft, ClientTooSlow, GatewayError, RawHeaders
 from gateway.headers import answer_headers
 
@@ -22,12 +24,12 @@ class Downstream:
         clock: Callable[[], float],
         *,
         write_timeout_s: float | None = None,
-        abort: Callable[[], None] = lambda: None,
+        connection: ClientConnection | None = None,
     ) -> None:
         self._receive = receive
         self._asgi_send = send
         self._write_timeout_s = write_timeout_s
-        self._abort = abort
+        self._connection = connection or ClientConnection()
         self._clock = clock
         self._sending = asyncio.Lock()  # nothing may follow the end: held by what could
         self.ours: list[tuple[bytes, bytes]] = []
@@ -41,20 +43,22 @@ class Downstream:
         too_large = BodyTooLarge(f"The body is over the limit of {limit_bytes} bytes.")
         if declared_bytes is not None and declared_bytes.isdigit() and int(declared_bytes) > limit_bytes:
             raise too_large
-        body = bytearray()
         try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientLeft
-                    body += message.get("body", b"")
-                    if len(body) > limit_bytes:
-                        raise too_large
-                    if not message.get("more_body", False):
-                        return bytes(body)
+            return await within(timeout_s, self._read_body(limit_bytes, too_large))
         except TimeoutError:
             raise BodyTimeout(f"The body did not come within {timeout_s:g} s.") from None
+
+    async def _read_body(self, limit_bytes: int, too_large: BodyTooLarge) -> bytes:
+        body = bytearray()
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            body += message.get("body", b"")
+            if len(body) > limit_bytes:
+                raise too_large
+            if not message.get("more_body", False):
+                return bytes(body)
 
     async def wait_left(self) -> None:
         """Return when the client has closed its connection (or its answer is finished). The body has been read."""
@@ -68,21 +72,21 @@ class Downstream:
 
     async def write(self, data: bytes) -> None:
         """Send whole events. Waits while the client does not read. One at a time; a comment may come in between, in whole."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._send_body(data, more=True)
         self.sent_at_s = self._clock()
 
     async def keep_alive(self) -> None:
         """Send a comment, if a stream is open."""
         async with self._sending:
             if self.started and not self.finished:
-                await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                await self._send_body(KEEP_ALIVE, more=True)
                 self.sent_at_s = self._clock()
 
     async def finish(self, last: bytes = b"") -> None:
         """End the stream, after these last events."""
         async with self._sending:
             self.finished = True
-            await self._send({"type": "http.response.body", "body": last, "more_body": False})
+            await self._send_body(last, more=False)
 
     async def answer(self, status: int, headers: RawHeaders, body: bytes) -> None:
         """Send a whole answer."""
@@ -105,16 +109,25 @@ class Downstream:
             self.ours += [(name, value) for name, value in error.headers() if name == REASON_HEADER]  # the others pass by themselves
             await self.answer(error.status, error.headers(), error.body())
 
+    async def _send_body(self, data: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._connection.flush()
+
     async def _send(self, message: Message) -> None:
         """Waits while the client does not read, up to the deadline; then its connection is reset, and it has left. Raises ClientTooSlow."""
         try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await self._asgi_send(message)
+            await within(self._write_timeout_s, _sending(self._asgi_send, message))
         except TimeoutError:
-            self._abort()
+            self._connection.abort()
             raise ClientTooSlow from None
 
     async def _send_head(self, status: int, headers: RawHeaders) -> None:
+        """It leaves with what comes next, which comes at once."""
         async with self._sending:
+            self._connection.gather()
             await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
             self.sent_at_s = self._clock()
+
+
+async def _sending(send: Send, message: Message) -> None:
+    await send(message)

@@ -6,13 +6,14 @@ claims; it counts them itself, and makes up for the claims when the store is bac
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from backend.registry.line import LineStore, Passage
 from backend.registry.store import Candidate, Claim, InstanceStore, Sighting, StoreError
+from gateway.deadline import within
 from gateway.metrics import Metrics
 from gateway.policy.view import NO_DRIFT, ClusterView, Drift, assemble, view_of
 from gateway.settings import GatewaySettings
@@ -300,13 +301,12 @@ class Ledger:
         place.claimed = now_at is not None
         seen[instance] += 1
 
-    async def ask(self, question: Callable[[], Awaitable[T]]) -> T:
+    async def ask(self, question: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Raises StoreError: the store failed, took too long, or did so a moment ago and is left alone."""
         if self._clock() < self._retry_at_s:
             raise StoreError("left alone after a failure")
         try:
-            async with asyncio.timeout(self._settings.store_timeout_s):
-                answer = await question()
+            answer = await within(self._settings.store_timeout_s, question())
         except (StoreError, TimeoutError) as error:
             self._note_failure(error)
             raise StoreError("the store did not answer") from error

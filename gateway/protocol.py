@@ -1,18 +1,18 @@
 """uvicorn's HTTP protocol with bounds on what a client may send and how slowly: the part of a request that no route ever sees.
 
 Bounded are: the bytes of a head, the time a head may take, the time a body may take whoever reads it, and the time that a client which does
-not read keeps a connection after its answer. A route can reset the connection through the scope (`abort_of`).
+not read keeps a connection after its answer. A route reaches the connection through the scope (client_connection.py).
 """
 
 import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Callable
+from typing import cast
 
-from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.client_connection import GatheringTransport, extensions_of
 from gateway.errors import BodyTimeout, GatewayError, HeadTimeout, HeadTooLarge
 from gateway.settings import GatewaySettings
 
@@ -20,7 +20,6 @@ ROUTE_S = 1.0
 """A route that reads a body has the same deadline, and gets so long to say so."""
 
 _AT_ONCE = struct.pack("ii", 1, 0)
-_EXTENSION = "midstream.connection"
 
 
 def bounded_protocol(settings: GatewaySettings) -> type[HttpToolsProtocol]:
@@ -33,13 +32,6 @@ def bounded_protocol(settings: GatewaySettings) -> type[HttpToolsProtocol]:
         write_timeout_s = settings.write_timeout_s
 
     return Bounded
-
-
-def abort_of(scope: Scope) -> Callable[[], None]:
-    """Resets the connection that the request came on; does nothing under another server."""
-    abort = scope.get("extensions", {}).get(_EXTENSION, {}).get("abort", lambda: None)
-    assert callable(abort)
-    return abort  # type: ignore[no-any-return]  # what an ASGI server puts into a scope has no type
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -55,7 +47,8 @@ class BoundedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._raw, self._connection = transport, GatheringTransport(transport, self._reset)
+        super().connection_made(cast("asyncio.Transport", self._connection))
         self._watch(self.head_timeout_s, HeadTimeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -79,7 +72,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head, self._head_bytes = False, 0
         self._watch(self.body_timeout_s, BodyTimeout)
-        self.scope["extensions"] = {_EXTENSION: {"abort": self._reset}}
+        self.scope["extensions"] = extensions_of(self._connection)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -136,5 +129,5 @@ class BoundedProtocol(HttpToolsProtocol):
     def _reset(self) -> None:
         """Close at once, so that the system too forgets what was not read."""
         with contextlib.suppress(OSError, AttributeError):  # closed already
-            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-        self.transport.abort()
+            self._raw.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self._raw.abort()

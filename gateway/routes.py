@@ -12,6 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.access.caller import Caller
+from gateway.client_connection import connection_of
 from gateway.composition import Composition, composition_of
 from gateway.downstream import Downstream
 from gateway.errors import GatewayError, ModelNotFound, ShuttingDown
@@ -19,7 +20,6 @@ from gateway.metrics import CONTENT_TYPE
 from gateway.passthrough import GET_PATHS, POST_PATHS, Passage
 from gateway.policy.view import ClusterView, ViewState
 from gateway.priority import choose_tier_of_headers
-from gateway.protocol import abort_of
 from gateway.reconnection import Reconnection
 from gateway.relay import Relay
 from gateway.request_log import RequestEntry
@@ -62,7 +62,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         parts = composition_of(scope)
-        client = Downstream(receive, send, parts.clock, write_timeout_s=parts.settings.write_timeout_s, abort=abort_of(scope))
+        client = Downstream(receive, send, parts.clock, write_timeout_s=parts.settings.write_timeout_s, connection=connection_of(scope))
         arrived_s = parts.clock()
         with contextlib.ExitStack() as place:
             caller = await _admit(parts, scope, client, place)

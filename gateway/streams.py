@@ -6,9 +6,9 @@ take_over ── the client is back: one gateway, and one connection, gets the s
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from backend.registry.store import StoreError
 from backend.registry.stream import KeptStream, StreamStore
@@ -132,7 +132,7 @@ class Streams:
             kept, _ = await self._find(request, key)
         return kept
 
-    async def _ask(self, question: Callable[[], Awaitable[T]]) -> T:
+    async def _ask(self, question: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Raises StoreUnavailable."""
         try:
             return await self._ledger.ask(question)
