@@ -67,7 +67,7 @@ class Answer:
 
     async def _wait(self) -> None:
         if self.fault is not None:
-            raise self.fault
+            raise type(self.fault)(*self.fault.args)  # one of its own: the traceback knows this answer
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter

@@ -6,6 +6,7 @@ the deadlines and the client's leaving are handled alike. A route that names a s
 
 import asyncio
 import re
+from traceback import clear_frames
 
 from starlette.types import Scope
 
@@ -30,6 +31,7 @@ from gateway.policy.view import InstanceView
 from gateway.priority import choose_tier_of_headers
 from gateway.sse import Decoder, EventTooLong
 from gateway.stream_errors import closing_events
+from gateway.tasks import Tasks
 from gateway.upstream import UpstreamResponse
 from migration.leg import InstanceId
 
@@ -91,7 +93,7 @@ class Passage:
             if self._tier_note is not None:
                 self._client.ours.append((b"x-midstream-tier-note", self._tier_note.encode()))
             place = self._parts.ledger.place(self._request, self.tier, self._body.prompt_tokens)
-            async with place as self._place, asyncio.TaskGroup() as tasks:
+            async with place as self._place, Tasks() as tasks:
                 attendant = tasks.create_task(self._attend())
                 try:
                     await self._run()
@@ -103,9 +105,12 @@ class Passage:
             self.outcome = "client_left"
         except* GatewayError as group:
             await self._fail(first_error(group))
+        finally:
+            self._failure = None  # its traceback knows this passage
 
     async def _fail(self, error: GatewayError) -> None:
         self.outcome = error.reason
+        clear_frames(error.__traceback__)  # they know the error, as it knows them
         if self._client.started:
             self._parts.metrics.broken_streams.labels(error.reason).inc()
             if not self._client.finished:

@@ -11,6 +11,7 @@ connection and gives the claim back.
 
 import asyncio
 from contextlib import AsyncExitStack
+from traceback import clear_frames
 
 from starlette.types import Scope
 
@@ -46,6 +47,7 @@ from gateway.request_log import RequestEntry
 from gateway.resuming import resume_order, why_not_resumable
 from gateway.seeking import seek
 from gateway.sse import Decoder, Event, EventTooLong
+from gateway.tasks import Tasks
 from gateway.transcript import Transcript, Verdict
 from gateway.turn import Turn
 from gateway.upstream import UpstreamResponse
@@ -72,8 +74,7 @@ class Relay:
         self._gap_leg: Leg | None = None
         self._request = RequestId("")
         self._keeper: Keeper = Unkept()
-        self.tier = parts.policy.tiers.default
-        self.outcome = "failed"
+        self.tier, self.outcome = parts.policy.tiers.default, "failed"
 
     @property
     def used_tokens(self) -> int:
@@ -95,7 +96,7 @@ class Relay:
             self._account.open(self._request, self._asked)
             self._attendant = Attendant(self._client, parts.ledger, parts.settings, parts.clock, self.tier)
             placed = parts.ledger.place(self._request, self.tier, self._asked.fields.prompt_tokens)
-            async with placed as self._place, asyncio.TaskGroup() as self._tasks:
+            async with placed as self._place, Tasks() as self._tasks:
                 beside = (self._attendant.run(), self._keeper.run(lambda: self._transcript, self._place))
                 watchers = [self._tasks.create_task(one) for one in beside]
                 try:
@@ -115,6 +116,7 @@ class Relay:
         except* GatewayError as group:
             await self._fail(first_error(group))
         finally:
+            self._attempts.failure = None  # its traceback knows this relay
             parts.streams.end(self._request, self._keeper)
 
     async def _admit(self) -> None:
@@ -128,6 +130,7 @@ class Relay:
     async def _fail(self, error: GatewayError) -> None:
         """Show what went wrong."""
         self.outcome = error.reason
+        clear_frames(error.__traceback__)  # they know the error, as it knows them
         if self._client.started:
             self._parts.metrics.broken_streams.labels(error.reason).inc()
         await self._client.fail(error)
@@ -202,14 +205,12 @@ class Relay:
 
     async def _open(self, instance: InstanceView) -> UpstreamResponse:
         """Ask an instance to begin, or to go on with what the client has been shown."""
-        leg = Leg(self._request, self._attempts.next_epoch())
-        headers = request_headers(self._asked.headers, leg.request, self.tier, self._parts.policy.rank_of(self.tier), leg.epoch)
+        asked, leg = self._asked, Leg(self._request, self._attempts.next_epoch())
+        headers = request_headers(asked.headers, leg.request, self.tier, self._parts.policy.rank_of(self.tier), leg.epoch)
         if self._attempts.resuming is None:
-            url, member = instance.report.url, instance.is_member
-            return await self._parts.upstream.post(url, self._asked.target, headers, self._asked.body, member=member)
+            return await self._parts.upstream.post(instance.report.url, asked.target, headers, asked.body, member=instance.is_member)
         self._gap_leg = leg
         self._transcript.rejoin()
-        asked = self._asked
         order = resume_order(leg, self.tier, asked.target, headers, asked.body, self._transcript)
         return await self._parts.upstream.resume(instance.report.url, order)
 
@@ -339,8 +340,7 @@ class Relay:
         if attachment is None:
             raise UpstreamBroken("The request moved to an instance that was not announced.")
         response = await attachment.take(self._settings.attach_timeout_s)
-        self._served_by = attachment.instance
-        self._attachment = None
+        self._served_by, self._attachment = attachment.instance, None
         self._attempts.epoch = attachment.leg.epoch
         self._transcript.rejoin()
         self._gap_leg = attachment.leg

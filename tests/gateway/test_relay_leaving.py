@@ -1,11 +1,16 @@
 """A client that leaves, in any phase, leaves nothing behind: claims back to zero, every connection to instances closed, within a second."""
 
 import asyncio
-from collections.abc import Callable
+import gc
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import pytest
 
+from gateway.downstream import Downstream
+from gateway.passthrough import Passage
+from gateway.relay import Relay
 from tests.gateway.conftest import Rig, until
 from tests.gateway.scripted import Exchange, Script, control, event, head_of_attachment, moving, told
 
@@ -164,15 +169,58 @@ async def test_claims_are_back_after_many_leave_at_random_moments(rig: Rig) -> N
     assert await rig.metric("midstream_gateway_live_requests 0.0")
 
 
-def _request() -> bytes:
-    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+@pytest.mark.parametrize("script", [before_head, after_head, streaming])
+async def test_who_leaves_is_forgotten_without_a_collector_of_cycles(rig: Rig, path: str, script: Script) -> None:
+    backend = await rig.add("a")
+    backend.script = backend.others["/v1/embeddings"] = script
+    async with nothing_kept():
+        for _ in range(3):
+            await leave_when(rig, lambda: backend.open > 0, path)
 
 
-async def leave_when(rig: Rig, condition: Callable[[], bool]) -> None:
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+@pytest.mark.parametrize("heads", [0, 1])
+async def test_what_failed_is_forgotten_without_a_collector_of_cycles(rig: Rig, path: str, heads: int) -> None:
+    async def broken(exchange: Exchange) -> None:
+        if heads:
+            await exchange.head()
+            await exchange.send(*EVENTS[:3])
+        exchange.cut()
+
+    backend = await rig.add("a")
+    backend.script = backend.others["/v1/embeddings"] = broken
+    async with nothing_kept():
+        for _ in range(3):
+            await rig.client.post(path, content=BODY)
+
+
+@asynccontextmanager
+async def nothing_kept() -> AsyncIterator[None]:
+    """Requests that are over leave nothing behind: a gateway that serves long prompts would else hold many of them for a while."""
+
+    def held() -> int:
+        return sum(type(one) in (Relay, Passage, Downstream) for one in gc.get_objects())
+
+    gc.collect()
+    before = held()
+    gc.disable()
+    try:
+        yield
+        await until(lambda: held() <= before)
+    finally:
+        gc.enable()
+
+
+def _request(path: str = "/v1/completions") -> bytes:
+    return b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (path.encode(), len(BODY), BODY)
+
+
+async def leave_when(rig: Rig, condition: Callable[[], bool], path: str = "/v1/completions") -> None:
     """Ask, wait for the condition and for one more turn of everybody, close the connection, and see everything freed."""
     url = urlsplit(rig.url)
     _, writer = await asyncio.open_connection(url.hostname, url.port)
-    writer.write(_request())
+    writer.write(_request(path))
     await writer.drain()
     await until(condition)
     assert len(await rig.store.claims()) == 1
