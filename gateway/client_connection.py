@@ -55,6 +55,11 @@ class GatheringTransport(ClientConnection):
             self._transport.write(data)
         self.write = self._transport.write
 
+    def lost(self) -> None:
+        """It is over; nobody is to be kept alive by it."""
+        self._gathered.clear()
+        self._reset = super().abort
+
     def close(self) -> None:
         """After what was gathered, as after anything that was written."""
         self.flush()

@@ -149,6 +149,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_closed = True
+        vars(self).pop("_parser", None)  # each knows the other
         self._lost.set()
         answer, self._answer = self._answer, None
         if answer is None or answer.complete:

@@ -54,6 +54,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
         super().connection_lost(exc)
+        self._connection.lost()
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
