@@ -8,18 +8,23 @@ from starlette.types import Message, Receive, Send
 
 from gateway.errors import REASON_HEADER, BodyTimeout, BodyTooLarge, ClientLeft, ClientTooSlow, GatewayError, RawHeaders
 from gateway.headers import answer_headers
+from gateway.stream_ends import closing_events, whole_error
 
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class Downstream:
-    """Writes whole events only, so that a comment may come between any two writes. `ours` are headers added to whatever is answered."""
+    """Writes whole events only, so that a comment may come between any two writes. `ours` are headers added to whatever is answered.
+
+    `path` is the route that was asked for: errors are told in the words of its API.
+    """
 
     def __init__(
         self,
         receive: Receive,
         send: Send,
         clock: Callable[[], float],
+        path: str,
         *,
         write_timeout_s: float | None = None,
         abort: Callable[[], None] = lambda: None,
@@ -29,6 +34,8 @@ class Downstream:
         self._write_timeout_s = write_timeout_s
         self._abort = abort
         self._clock = clock
+        self.path = path
+        self._body: bytes | None = None
         self._sending = asyncio.Lock()  # nothing may follow the end: held by what could
         self.ours: list[tuple[bytes, bytes]] = []
         self.started = False
@@ -37,7 +44,9 @@ class Downstream:
         """When the client was last sent anything; at first: when the request came."""
 
     async def read_body(self, declared_bytes: str | None, limit_bytes: int, timeout_s: float) -> bytes:
-        """The whole body. Raises BodyTooLarge, BodyTimeout, ClientLeft."""
+        """The whole body; asked again, the same. Raises BodyTooLarge, BodyTimeout, ClientLeft."""
+        if self._body is not None:
+            return self._body
         too_large = BodyTooLarge(f"The body is over the limit of {limit_bytes} bytes.")
         if declared_bytes is not None and declared_bytes.isdigit() and int(declared_bytes) > limit_bytes:
             raise too_large
@@ -52,7 +61,8 @@ class Downstream:
                     if len(body) > limit_bytes:
                         raise too_large
                     if not message.get("more_body", False):
-                        return bytes(body)
+                        self._body = bytes(body)
+                        return self._body
         except TimeoutError:
             raise BodyTimeout(f"The body did not come within {timeout_s:g} s.") from None
 
@@ -100,10 +110,10 @@ class Downstream:
 
     async def _show(self, error: GatewayError) -> None:
         if self.started:
-            await self.finish(error.events())
+            await self.finish(closing_events(self.path, error))
         else:
             self.ours += [(name, value) for name, value in error.headers() if name == REASON_HEADER]  # the others pass by themselves
-            await self.answer(error.status, error.headers(), error.body())
+            await self.answer(error.status, error.headers(), whole_error(self.path, error))
 
     async def _send(self, message: Message) -> None:
         """Waits while the client does not read, up to the deadline; then its connection is reset, and it has left. Raises ClientTooSlow."""

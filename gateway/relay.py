@@ -46,6 +46,8 @@ from gateway.request_log import RequestEntry
 from gateway.resuming import resume_order, why_not_resumable
 from gateway.seeking import seek
 from gateway.sse import Decoder, Event, EventTooLong
+from gateway.stored import remember_response
+from gateway.stream_ends import RESPONSES, last_events
 from gateway.transcript import Transcript, Verdict
 from gateway.turn import Turn
 from gateway.upstream import UpstreamResponse
@@ -61,7 +63,7 @@ class Relay:
     def __init__(self, parts: Composition, scope: Scope, client: Downstream, caller: Caller) -> None:
         self._parts, self._settings = parts, parts.settings
         self._client, self._caller, self._scope = client, caller, scope
-        self._transcript = Transcript()
+        self._transcript = Transcript(last_events(scope["path"]))
         self._memory = parts.token_memory.share()
         self._attempts = Attempts(self._settings.max_attempts, self._settings.max_resumes)
         self._served_by = self._shown_by = InstanceId("")
@@ -158,19 +160,14 @@ class Relay:
         if isinstance(failure, UpstreamUnreachable):
             self._parts.dispatcher.suspect(self._served_by)
         shown = self._client.started or self._attempts.came_back
-        decision = self._attempts.decide(
-            failure,
-            self._parts.clock(),
-            shown=shown,
-            tokens=self._transcript.tokens,
-            why_not=why_not_resumable(self._asked.fields, self._transcript, shown=shown),
-        )
+        why_not = why_not_resumable(self._asked.fields, self._transcript, shown=shown)
+        decision = self._attempts.decide(failure, self._parts.clock(), shown=shown, tokens=self._transcript.tokens, why_not=why_not)
         if decision.counted:
             self._parts.metrics.resumes.outcomes.labels(*decision.counted).inc()
         if decision.next is Next.SHOW:
             raise self._attempts.failure or failure
         if decision.next is Next.ANEW:
-            self._transcript, self._head, self._gap_leg = Transcript(), None, None
+            self._transcript, self._head, self._gap_leg = self._transcript.fresh(), None, None
             self._memory.cover(0)
             self._parts.metrics.retries.labels(failure.reason).inc()
 
@@ -202,14 +199,13 @@ class Relay:
 
     async def _open(self, instance: InstanceView) -> UpstreamResponse:
         """Ask an instance to begin, or to go on with what the client has been shown."""
-        leg = Leg(self._request, self._attempts.next_epoch())
-        headers = request_headers(self._asked.headers, leg.request, self.tier, self._parts.policy.rank_of(self.tier), leg.epoch)
+        asked, leg = self._asked, Leg(self._request, self._attempts.next_epoch())
+        headers = request_headers(asked.headers, leg.request, self.tier, self._parts.policy.rank_of(self.tier), leg.epoch)
         if self._attempts.resuming is None:
             url, member = instance.report.url, instance.is_member
-            return await self._parts.upstream.post(url, self._asked.target, headers, self._asked.body, member=member)
+            return await self._parts.upstream.post(url, asked.target, headers, asked.body, member=member)
         self._gap_leg = leg
         self._transcript.rejoin()
-        asked = self._asked
         order = resume_order(leg, self.tier, asked.target, headers, asked.body, self._transcript)
         return await self._parts.upstream.resume(instance.report.url, order)
 
@@ -224,7 +220,7 @@ class Relay:
             raise UpstreamRefused(response.status, response.headers, body)
         if self._attempts.resuming is not None:
             raise UpstreamBroken(f"The instance does not go on with the request (status {response.status}).")
-        self._begin()
+        self._begin(body)
         self.outcome = "ok" if response.status < 400 else "request_refused"
         await self._client.answer(response.status, response.headers, body)
 
@@ -275,7 +271,7 @@ class Relay:
         if events and self._patience.when() is not None:
             self._patience.reschedule(None)
         if shown and (self._client.started or not all(raw.startswith(b":") for raw in shown)):
-            await self._start()
+            await self._start(shown[0])
             await self._client.write(b"".join(shown))
         if failure:
             raise failure
@@ -362,18 +358,20 @@ class Relay:
 
     # ------------------------------------------------------------------ to the client
 
-    def _begin(self) -> None:
-        """The client is about to see its first byte: no more attempts, no more deadline over them."""
+    def _begin(self, told: bytes) -> None:
+        """The client is about to see its first bytes: no more attempts, no more deadline over them."""
         self._deadline.reschedule(None)
         self._patience.reschedule(None)
-        self._client.ours.append((b"x-midstream-instance", self._served_by.encode()))
-        self._client.ours.append((b"x-midstream-queued-ms", str(round(self._place.queued_s * 1e3)).encode()))
+        queued_ms = str(round(self._place.queued_s * 1e3)).encode()
+        self._client.ours += [(b"x-midstream-instance", self._served_by.encode()), (b"x-midstream-queued-ms", queued_ms)]
+        if self._asked.path == RESPONSES:
+            self._tasks.create_task(remember_response(self._parts, RESPONSES, told, self._served_by))
         self._account.begin(self.tier, self._served_by)
 
-    async def _start(self) -> None:
+    async def _start(self, told: bytes = b"") -> None:
         if self._client.started:
             return
-        self._begin()
+        self._begin(told)
         head = self._head or Head(200, ((b"content-type", b"text/event-stream; charset=utf-8"),))
         await self._client.start(head.status, head.headers)
 
@@ -385,7 +383,7 @@ class Relay:
             raise UpstreamRefused(answer.status, answer.headers, answer.body)
         self._transcript.complete = True
         self._note_joint()
-        self._begin()
+        self._begin(answer.body)
         await self._client.answer(answer.status, answer.headers, answer.body)
         return Turn.COMPLETE
 

@@ -20,7 +20,7 @@ pytestmark = [
 
 CHAT = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "Count slowly. " + "One, two, three. " * 12}]
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -28,6 +28,8 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 40}}, "required": ["city"]},
     },
 }
+FUNCTION = {"type": "function", **WEATHER["function"]}
+TOOL = {"name": "get_weather", "description": "The weather somewhere", "input_schema": FUNCTION["parameters"]}
 
 
 def chat(**fields: Any) -> dict[str, Any]:
@@ -59,6 +61,65 @@ async def test_chat(fleet: Fleet, fields: dict[str, Any], stream: bool) -> None:
     assert moved.outcome["outcome"] == "moved"
     assert moved.comparable == unmoved.comparable
     assert await fleet.settle() == before
+
+
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "messages": (MESSAGES, {}),
+    "messages_stop": (MESSAGES, {"stop_sequences": ["zzz-never"], "system": "Be brief."}),
+    "messages_tools": (MESSAGES, {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "get_weather"}}),
+    "responses": (RESPONSES, {}),
+    "responses_seeded": (RESPONSES, {"temperature": 1.0, "seed": 17, "top_p": 0.95, "instructions": "Be brief."}),
+    "responses_logprobs": (RESPONSES, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+    "responses_tools": (RESPONSES, {"tools": [FUNCTION], "tool_choice": "required", "temperature": 0.8, "seed": 2, "ignore_eos": False}),
+    "responses_stored": (RESPONSES, {"store": True}),
+}
+
+
+def other(path: str, stream: bool, **fields: Any) -> dict[str, Any]:
+    if path == MESSAGES:
+        return {"messages": QUESTION, "max_tokens": 100, "temperature": 0, "stream": stream, **fields}
+    return {"input": QUESTION, "max_output_tokens": 100, "temperature": 0, "ignore_eos": True, "stream": stream, **fields}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+@pytest.mark.parametrize("kind", OTHERS)
+async def test_messages_and_responses(fleet: Fleet, kind: str, stream: bool) -> None:
+    before = await fleet.settle()
+    path, fields = OTHERS[kind]
+    body = other(path, stream, **fields)
+    unmoved = await fleet.ask(path, body)
+    moved = await fleet.ask(path, body, move_at=(10,))
+    assert (moved.status, unmoved.status) == (200, 200), unmoved.body
+    assert moved.outcome is not None
+    assert moved.outcome["outcome"] == "moved"
+    assert moved.comparable == unmoved.comparable
+    assert len(moved.created) == (path == RESPONSES)
+    assert await fleet.settle() == before
+
+
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+async def test_there_and_back_again(fleet: Fleet, path: str) -> None:
+    body = other(path, True)
+    unmoved = await fleet.ask(path, body)
+    moved = await fleet.ask(path, body, move_at=(10, 40))
+    assert moved.outcome is not None
+    assert moved.outcome["outcome"] == "moved"
+    assert moved.comparable == unmoved.comparable
+    await fleet.settle()
+
+
+async def test_a_response_that_an_engine_stores_stays_where_it_is(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its engine will be asked for it by the names that it has drawn."""
+    monkeypatch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
+    kept = await fleet.ask(RESPONSES, other(RESPONSES, True, store=True), move_at=(10,))
+    assert kept.outcome is not None
+    assert (kept.outcome["result"], kept.outcome["outcome"]) == ("unmovable", "stored")
+    free = await fleet.ask(RESPONSES, other(RESPONSES, True, store=False), move_at=(10,))
+    assert free.outcome is not None
+    assert free.outcome["outcome"] == "moved"
+    await fleet.settle()
 
 
 @pytest.mark.parametrize("echo", [False, True])
