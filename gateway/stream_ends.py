@@ -2,7 +2,7 @@
 
 import json
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, UpstreamRefused
 
 MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"
@@ -38,8 +38,8 @@ def closing_events(path: str, error: GatewayError) -> bytes:
 
 
 def whole_error(path: str, error: GatewayError) -> bytes:
-    """The body of an answer that is an error and nothing else. Whoever reads OpenAI's shape can read Anthropic's, too."""
-    return _anthropic(error) if path == MESSAGES else error.body()
+    """The body of an answer that is an error and nothing else. An engine's own is as the engine told it."""
+    return _anthropic(error) if path == MESSAGES and not isinstance(error, UpstreamRefused) else error.body()
 
 
 def _anthropic(error: GatewayError) -> bytes:
