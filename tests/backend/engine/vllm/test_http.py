@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.backend.engine.vllm.fleet import MODEL, PACE_S, Fleet
+from tests.backend.engine.vllm.fleet import MODEL, PACE_S, QUIET_S, Fleet
 
 pytest.importorskip("vllm", reason="the light environment has no vllm")
 
@@ -120,6 +120,47 @@ async def test_a_response_that_an_engine_stores_stays_where_it_is(fleet: Fleet, 
     assert free.outcome is not None
     assert free.outcome["outcome"] == "moved"
     await fleet.settle()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat(max_completion_tokens=800)),
+        (MESSAGES, other(MESSAGES, False, max_tokens=800)),
+        (RESPONSES, other(RESPONSES, False, max_output_tokens=800)),
+        (RESPONSES, other(RESPONSES, False, max_output_tokens=800, tools=[{"type": "web_search_preview"}])),
+        ("/v1/chat/completions/batch", {**chat(max_completion_tokens=800), "messages": [QUESTION]}),
+    ],
+    ids=["chat", "messages", "responses", "responses_passed", "batch"],
+)
+async def test_a_client_that_leaves_frees_the_engine_within_a_second(fleet: Fleet, path: str, body: dict[str, Any], stream: bool) -> None:
+    if stream and path == "/v1/chat/completions/batch":
+        pytest.skip("batches do not stream")
+    await fleet.settle()
+    full = fleet.a.free_tokens + fleet.b.free_tokens
+    request = fleet.next_request(PACE_S)
+    sent = {"model": MODEL, "cache_salt": request, **body, "stream": stream}
+
+    async def leave_after_a_while() -> None:
+        asked = fleet.client.stream("POST", fleet.gateway + path, json=sent, headers={"x-request-id": request})
+        async with asked as response:
+            assert response.status_code == 200
+            parts = response.aiter_raw()
+            await anext(parts)
+            await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(leave_after_a_while())
+        async with asyncio.timeout(QUIET_S):
+            while fleet.a.free_tokens + fleet.b.free_tokens == full:  # the engine says so when it likes
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert not asking.done()
+        asking.cancel()
+    async with asyncio.timeout(1.0):
+        while fleet.a.flights() or fleet.b.flights() or fleet.a.free_tokens + fleet.b.free_tokens != full:
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("echo", [False, True])
