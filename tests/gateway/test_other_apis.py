@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from backend.registry.memory import MemoryStore
 from gateway.openai import read_body
 from gateway.responses import is_relayed
 from tests.gateway.conftest import Rig, make_rig, until
@@ -23,6 +24,7 @@ from tests.gateway.scripted import (
     told_message,
     told_response,
 )
+from tests.gateway.test_reconnection import IDS, come_back, holds, read_events
 from tests.gateway.test_relay_resume import RESUME, dies, progress, tells
 
 STREAMS = "/midstream/streams/"
@@ -267,3 +269,67 @@ def test_the_fields_of_these_bodies() -> None:
     response = read_body(json.dumps(body).encode())
     assert (response.prompt_tokens, response.max_output_tokens, response.logprobs_at_end) == (4, 7, True)
     assert read_body(b'{"input":"12345678"}').prompt_tokens == 2
+
+
+# ---------------------------------------------------------------------- read on at another gateway
+
+
+RESUMABLE = {"x-midstream-resumable": "1", "x-request-id": "r1"}
+
+
+@pytest.mark.parametrize(("api", "at"), [each for each in EVERYWHERE if each.values[1]])
+async def test_read_on_at_another_gateway_after_every_event(api: Api, at: int) -> None:
+    store = MemoryStore(asyncio.get_running_loop().time)
+    knobs = {"resumable_interval_s": 0.01, "view_max_age_s": 0}
+    async with make_rig(store, gateway_id="g1", **knobs) as first, make_rig(store, gateway_id="g2", **knobs) as second:
+        backend = await first.add("a")
+        backend.script, backend.others[RESUME] = holds(*api.events[:at]), tells(*api.events)
+        body = {"model": "m", "stream": True, "temperature": 0, **api.fields}
+        async with (
+            httpx.AsyncClient(base_url=first.url, timeout=10) as client,
+            client.stream("POST", api.path, json=body, headers=RESUMABLE) as response,
+        ):
+            content = await read_events(response, at)
+        again = await come_back(second, IDS.findall(content)[-1].decode())
+        assert again.status_code == 200
+        assert IDS.sub(b"", content + again.content) == shown(api.events)
+        (asked,) = backend.asked(RESUME)
+        assert json.loads(asked.body)["http"]["path"] == api.path
+        if api is RESPONSES:
+            assert json.loads(asked.body)["created"] in (1, None)
+        await first.quiet()
+
+
+@apis
+async def test_what_cannot_be_read_on_ends_in_the_words_of_its_api(api: Api) -> None:
+    """The second gateway's answer is Anthropic's too, though its own route is not."""
+    store = MemoryStore(asyncio.get_running_loop().time)
+    knobs = {"resumable_interval_s": 0.01, "view_max_age_s": 0}
+    async with make_rig(store, gateway_id="g1", **knobs) as first, make_rig(store, gateway_id="g2", **knobs) as second:
+        backend = await first.add("a")
+        backend.script, backend.others[RESUME] = holds(*api.events[:4]), dies(*api.events[:6])
+        body = {"model": "m", "stream": True, "temperature": 0, **api.fields}
+        async with (
+            httpx.AsyncClient(base_url=first.url, timeout=10) as client,
+            client.stream("POST", api.path, json=body, headers=RESUMABLE) as response,
+        ):
+            content = await read_events(response, 4)
+        again = await come_back(second, IDS.findall(content)[-1].decode())
+        assert IDS.sub(b"", again.content).startswith(shown(api.events[4:6]) + b"event: error\ndata: ")
+
+
+async def test_a_message_has_no_seed_that_would_make_it_the_same_again() -> None:
+    """vLLM takes none there: what the client has seen and nobody has kept is not computed again."""
+    store = MemoryStore(asyncio.get_running_loop().time)
+    knobs = {"resumable_max_tokens": 1, "resumable_wait_s": 0.05, "resumable_interval_s": 0.01, "view_max_age_s": 0}
+    async with make_rig(store, gateway_id="g1", **knobs) as first, make_rig(store, gateway_id="g2", **knobs) as second:
+        backend = await first.add("a")
+        backend.script = holds(*MESSAGES.events[:6])
+        body = {"model": "m", "stream": True, "seed": 3, **MESSAGES.fields}
+        async with (
+            httpx.AsyncClient(base_url=first.url, timeout=10) as client,
+            client.stream("POST", MESSAGES.path, json=body, headers=RESUMABLE) as got,
+        ):
+            content = await read_events(got, 6)
+        again = await come_back(second, IDS.findall(content)[-1].decode())
+        assert (again.status_code, again.json()["error"]["code"]) == (409, "stream_uncertain")
