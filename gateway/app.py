@@ -43,6 +43,7 @@ from gateway.request_ids import RequestIds
 from gateway.request_log import RequestLog, open_request_log
 from gateway.scaling.parts import build_scaling
 from gateway.settings import GatewaySettings
+from gateway.shared_events import SharedEvents
 from gateway.streams import Streams
 from gateway.suspects import Suspects
 from gateway.token_memory import TokenMemory
@@ -91,6 +92,8 @@ def build_app(
         ):
             parts = compose(settings, shared, upstream, rules, keys, request_log)
             loops = [parts.ledger.keep(), parts.watch.keep(), parts.passive.keep()]
+            shared_events = SharedEvents(parts.events, parts.ledger, settings)
+            loops += [shared_events.tell(), shared_events.hear()]
             loops += [parts.line.keep(), parts.line.hear(), parts.line.renew(), *parts.scaling.keepers()]
             if settings.rebalance:
                 loops.append(Rebalancer(parts, shared.leases, rules).keep())

@@ -27,6 +27,11 @@ class Asked:
     tier: Tier
     tier_note: str | None
 
+    @property
+    def path(self) -> str:
+        """The route that was asked for."""
+        return self.target.partition("?")[0]
+
     def told(self, request: RequestId) -> RawHeaders:
         """The headers of its answer that are known from the start."""
         ours = ((b"x-request-id", request.encode()), (b"x-midstream-tier", self.tier.name.encode()))

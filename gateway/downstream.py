@@ -10,18 +10,23 @@ from gateway.client_connection import ClientConnection
 from gateway.deadline import within
 from gateway.errors import REASON_HEADER, BodyTimeout, BodyTooLarge, ClientLeft, ClientTooSlow, GatewayError, RawHeaders
 from gateway.headers import answer_headers
+from gateway.stream_ends import closing_events, whole_error
 
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class Downstream:
-    """Writes whole events only, so that a comment may come between any two writes. `ours` are headers added to whatever is answered."""
+    """Writes whole events only, so that a comment may come between any two writes. `ours` are headers added to whatever is answered.
+
+    `path` is the route that was asked for: errors are told in the words of its API.
+    """
 
     def __init__(
         self,
         receive: Receive,
         send: Send,
         clock: Callable[[], float],
+        path: str,
         *,
         write_timeout_s: float | None = None,
         connection: ClientConnection | None = None,
@@ -31,6 +36,8 @@ class Downstream:
         self._write_timeout_s = write_timeout_s
         self._connection = connection or ClientConnection()
         self._clock = clock
+        self.path = path
+        self._body: bytes | None = None
         self._sending = asyncio.Lock()  # nothing may follow the end: held by what could
         self.ours: list[tuple[bytes, bytes]] = []
         self.started = False
@@ -39,12 +46,15 @@ class Downstream:
         """When the client was last sent anything; at first: when the request came."""
 
     async def read_body(self, declared_bytes: str | None, limit_bytes: int, timeout_s: float) -> bytes:
-        """The whole body. Raises BodyTooLarge, BodyTimeout, ClientLeft."""
+        """The whole body; asked again, the same. Raises BodyTooLarge, BodyTimeout, ClientLeft."""
+        if self._body is not None:
+            return self._body
         too_large = BodyTooLarge(f"The body is over the limit of {limit_bytes} bytes.")
         if declared_bytes is not None and declared_bytes.isdigit() and int(declared_bytes) > limit_bytes:
             raise too_large
         try:
-            return await within(timeout_s, self._read_body(limit_bytes, too_large))
+            self._body = await within(timeout_s, self._read_body(limit_bytes, too_large))
+            return self._body
         except TimeoutError:
             raise BodyTimeout(f"The body did not come within {timeout_s:g} s.") from None
 
@@ -104,10 +114,10 @@ class Downstream:
 
     async def _show(self, error: GatewayError) -> None:
         if self.started:
-            await self.finish(error.events())
+            await self.finish(closing_events(self.path, error))
         else:
             self.ours += [(name, value) for name, value in error.headers() if name == REASON_HEADER]  # the others pass by themselves
-            await self.answer(error.status, error.headers(), error.body())
+            await self.answer(error.status, error.headers(), whole_error(self.path, error))
 
     async def _send_body(self, data: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})

@@ -1,4 +1,4 @@
-"""What happens to migrations, streams and instances at this gateway, told to whoever listens at GET /admin/events."""
+"""What happens to migrations, streams and instances, told to whoever listens at GET /admin/events."""
 
 import asyncio
 from collections import deque
@@ -6,10 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+SEEN_BY_ALL = frozenset({"instance"})
+"""What each gateway sees for itself, and need not tell another."""
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayEvent:
-    """One event. `number` rises by one with each event of this gateway; 0 for what is told to one listener alone."""
+    """One event. `number` rises by one with each event of this gateway; 0 for what is told to one listener alone, or by another gateway."""
 
     number: int
     kind: str
@@ -59,6 +62,8 @@ class EventFeed:
         self._limit = limit
         self._told = 0
         self._listeners: set[Subscription] = set()
+        self.outgoing = Subscription(limit)
+        """What other gateways are to be told."""
 
     @property
     def heard(self) -> bool:
@@ -82,5 +87,12 @@ class EventFeed:
         """Tell all who listen. Never waits."""
         self._told += 1
         event = GatewayEvent(self._told, kind, fields)
+        if kind not in SEEN_BY_ALL:
+            self.outgoing.put(event)
         for listener in self._listeners:
             listener.put(event)
+
+    def pass_on(self, kind: str, fields: Mapping[str, object]) -> None:
+        """Tell all who listen of what another gateway has told. Never waits."""
+        for listener in self._listeners:
+            listener.put(GatewayEvent(0, kind, fields))

@@ -10,7 +10,7 @@ LARGE_BYTES = 256 * 1024
 """From here on a body is looked at in this way; below, parsing all of it is quicker."""
 
 _SMALL_BYTES = 4096
-_PROMPTS = ("messages", "prompt", "input")
+_PROMPTS = ("messages", "prompt", "input", "system", "instructions")
 _COLON = re.compile(rb"[ \t\r\n]*:")
 _BYTES_PER_TOKEN = 4
 
@@ -21,7 +21,7 @@ def look(body: bytes) -> tuple[dict[str, object], int]:
     tokens = 0
     for member in members(body):
         if member.name in _PROMPTS:
-            tokens = _prompt_tokens(body, member)
+            tokens += _prompt_tokens(body, member)
         elif member.end - member.start <= _SMALL_BYTES:
             known[member.name] = json.loads(body[member.start : member.end])
     return known, tokens

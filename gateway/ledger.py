@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from backend.registry.line import LineStore, Passage
+from backend.registry.news import NewsStore
 from backend.registry.store import Candidate, Claim, InstanceStore, Sighting, StoreError
 from gateway.deadline import within
 from gateway.metrics import Metrics
@@ -132,6 +133,11 @@ class Ledger:
             self._cluster = ClusterView(tuple(views))
         self._moved.clear()
         return self._cluster
+
+    @property
+    def news(self) -> NewsStore:
+        """What gateways tell each other in passing."""
+        return self._store.news
 
     @property
     def line(self) -> LineStore:

@@ -1,4 +1,5 @@
-"""PURE. The few fields of an OpenAI request the gateway looks at. The body's bytes go on unchanged; the engine judges the rest."""
+"""PURE. The few fields of a request the gateway looks at: of OpenAI's APIs and of Anthropic's. The body's bytes go on unchanged; the engine
+judges the rest."""
 
 import json
 from dataclasses import dataclass
@@ -6,6 +7,7 @@ from dataclasses import dataclass
 from gateway.errors import MalformedBody
 from gateway.large_body import LARGE_BYTES, look
 
+_LOGPROBS = "message.output_text.logprobs"
 BYTES_PER_TOKEN = 4
 """Rule of thumb for an estimate; English text has about that many."""
 
@@ -24,6 +26,8 @@ class BodyFields:
     """An estimate of the prompt's length."""
     max_output_tokens: int = 0
     """What the answer may have, all choices together, as far as the body says; 0 if it does not."""
+    logprobs_at_end: bool = False
+    """Those of all tokens are told again at the end of a stream."""
     priority: int | None = None
     """In vLLM's sense: lower first."""
     service_tier: str | None = None
@@ -40,12 +44,15 @@ def read_body(body: bytes) -> BodyFields:
     model, n = raw.get("model"), raw.get("n")
     priority, service_tier = raw.get("priority"), raw.get("service_tier")
     choices = n if isinstance(n, int) else 1
+    included = raw.get("include")
+    at_end = isinstance(included, list) and _LOGPROBS in included
     return BodyFields(
         model=model if isinstance(model, str) else None,
         stream=raw.get("stream") is True,
         n=choices,
         prompts=_prompts(raw.get("prompt")),
-        logprobs=raw.get("logprobs") is not None and raw["logprobs"] is not False,
+        logprobs=at_end or (raw.get("logprobs") is not None and raw["logprobs"] is not False),
+        logprobs_at_end=at_end,
         prompt_tokens=_prompt_tokens(raw) if prompt_tokens is None else prompt_tokens,
         max_output_tokens=_max_output_tokens(raw) * max(1, choices),
         priority=priority if isinstance(priority, int) and not isinstance(priority, bool) else None,
@@ -54,7 +61,7 @@ def read_body(body: bytes) -> BodyFields:
 
 
 def _max_output_tokens(raw: dict[str, object]) -> int:
-    stated = raw.get("max_completion_tokens", raw.get("max_tokens"))
+    stated = next((raw[name] for name in ("max_completion_tokens", "max_tokens", "max_output_tokens") if name in raw), None)
     return max(0, stated) if isinstance(stated, int) else 0
 
 
@@ -64,19 +71,24 @@ def _prompts(prompt: object) -> int:
 
 
 def _prompt_tokens(raw: dict[str, object]) -> int:
+    before = sum(_content_tokens(raw.get(name)) for name in ("system", "instructions"))
     if "messages" in raw:
-        messages = raw["messages"]
-        return sum(_message_tokens(message) for message in messages) if isinstance(messages, list) else 0
+        return before + (_messages_tokens(raw["messages"]) if isinstance(raw["messages"], list) else 0)
+    if "input" in raw:
+        asked = raw["input"]
+        return before + (_messages_tokens(asked) if isinstance(asked, list) else _tokens(asked))
     return _tokens(raw.get("prompt"))
 
 
-def _message_tokens(message: object) -> int:
-    if not isinstance(message, dict):
-        return 0
-    content = message.get("content")
+def _messages_tokens(messages: list[object]) -> int:
+    return sum(_content_tokens(message.get("content", message.get("output"))) for message in messages if isinstance(message, dict))
+
+
+def _content_tokens(content: object) -> int:
+    """A text, or parts with texts; what a tool has answered is a part with content of its own."""
     if isinstance(content, list):
-        return sum(_tokens(part.get("text")) for part in content if isinstance(part, dict))
-    return _tokens(content)
+        return sum(_content_tokens(part.get("text", part.get("content"))) for part in content if isinstance(part, dict))
+    return _tokens(content) if isinstance(content, str) else 0
 
 
 def _tokens(prompt: object) -> int:

@@ -5,7 +5,6 @@ the deadlines and the client's leaving are handled alike. A route that names a s
 """
 
 import asyncio
-import re
 from traceback import clear_frames
 
 from starlette.types import Scope
@@ -30,22 +29,19 @@ from gateway.passed_body import PassedBody, read_passed
 from gateway.policy.view import InstanceView
 from gateway.priority import choose_tier_of_headers
 from gateway.sse import Decoder, EventTooLong
-from gateway.stream_errors import closing_events
+from gateway.stored import remember_response
 from gateway.tasks import Tasks
 from gateway.upstream import UpstreamResponse
 from migration.leg import InstanceId
 
 POST_PATHS = (
-    *("/v1/responses", "/v1/responses/{response}/cancel", "/v1/messages", "/v1/messages/count_tokens", "/v1/chat/completions/batch"),
+    *("/v1/responses/{response}/cancel", "/v1/messages/count_tokens", "/v1/chat/completions/batch"),
     *("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
     *("/tokenize", "/detokenize", "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/systemone", "/generative_scoring"),
     *("/inference/v1/generate", "/cohere/v2/chat", "/v1/chat/completions/render", "/v1/completions/render"),
 )
 GET_PATHS = ("/v1/responses/{response}", "/tokenizer_info")
 """What vLLM serves to its users. What it serves to its operators (/sleep, /load, /metrics ...) is reached at the instance."""
-
-_STORED = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,120})"')
-_HEAD_BYTES = 4096
 
 
 class Passage:
@@ -113,10 +109,7 @@ class Passage:
         clear_frames(error.__traceback__)  # they know the error, as it knows them
         if self._client.started:
             self._parts.metrics.broken_streams.labels(error.reason).inc()
-            if not self._client.finished:
-                await self._client.finish(closing_events(self._path, error))
-        else:
-            await self._client.fail(error)
+        await self._client.fail(error)
 
     async def _attend(self) -> None:
         """Sees the client leave, keeps an idle stream open, and cuts off an instance that fell silent."""
@@ -204,7 +197,7 @@ class Passage:
             self._tried.add(instance.id)
             return False
         if response.status == 200:
-            await self._remember(instance, body)
+            await remember_response(self._parts, self._path, body, instance.id)
         self._begin(instance)
         self.outcome = "ok" if response.status < 400 else "request_refused"
         await self._client.answer(response.status, response.headers, body)
@@ -225,7 +218,7 @@ class Passage:
                 shown = b"".join([event.raw for event in events])
                 if not self._client.started:
                     patience.reschedule(None)
-                    await self._remember(instance, shown)
+                    await remember_response(self._parts, self._path, shown, instance.id)
                     self._begin(instance)
                     await self._client.start(response.status, response.headers)
                 await self._client.write(shown)
@@ -245,11 +238,6 @@ class Passage:
             self._response = self._reading_since_s = None
 
     # ------------------------------------------------------------------ before the first byte
-
-    async def _remember(self, instance: InstanceView, begun: bytes) -> None:
-        """A response that this instance may have stored, by the id that its answer begins with."""
-        if self._path == "/v1/responses" and (found := _STORED.search(begun, 0, _HEAD_BYTES)):
-            await self._parts.ledger.remember_holder(found[1].decode(), instance.id, self._settings.response_ttl_s)
 
     def _begin(self, instance: InstanceView) -> None:
         """The client is about to see its first byte: no more attempts, no more deadline over them."""

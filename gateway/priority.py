@@ -16,7 +16,7 @@ HEADERS = ("priority", "x-smg-priority", "x-dynamo-request-priority", "x-gateway
 
 WORDS: dict[str, Callable[[Tiers], Tier]] = {
     **dict.fromkeys(("system", "interactive", "priority"), lambda tiers: tiers.most_urgent),
-    **dict.fromkeys(("default", "auto"), lambda tiers: tiers.find(tiers.default)),
+    **dict.fromkeys(("default", "auto", "standard_only"), lambda tiers: tiers.find(tiers.default)),
     **dict.fromkeys(("bulk", "flex"), lambda tiers: tiers.least_urgent),
 }
 

@@ -30,7 +30,7 @@ class Reconnection(Relay):
         seen = read_seen(find_header(headers, b"last-event-id"))
         taken = await parts.streams.take_over(self._wanted, seen, self._caller.name, headers)
         self._request, self._keeper, self._asked = self._wanted, taken.keeper, taken.asked
-        self._transcript = taken.transcript
+        self._transcript, self._client.path = taken.transcript, taken.asked.path
         self._attempts.take_over(taken.epoch, GATEWAY_LOST, has_seen=seen.anything)
         parts.request_ids.issue(self._request)  # used up here, too
         await parts.ledger.free(self._request)

@@ -47,6 +47,8 @@ from gateway.request_log import RequestEntry
 from gateway.resuming import resume_order, why_not_resumable
 from gateway.seeking import seek
 from gateway.sse import Decoder, Event, EventTooLong
+from gateway.stored import remember_response
+from gateway.stream_ends import RESPONSES, last_events
 from gateway.tasks import Tasks
 from gateway.transcript import Transcript, Verdict
 from gateway.turn import Turn
@@ -63,7 +65,7 @@ class Relay:
     def __init__(self, parts: Composition, scope: Scope, client: Downstream, caller: Caller) -> None:
         self._parts, self._settings = parts, parts.settings
         self._client, self._caller, self._scope = client, caller, scope
-        self._transcript = Transcript()
+        self._transcript = Transcript(last_events(scope["path"]))
         self._memory = parts.token_memory.share()
         self._attempts = Attempts(self._settings.max_attempts, self._settings.max_resumes)
         self._served_by = self._shown_by = InstanceId("")
@@ -161,19 +163,14 @@ class Relay:
         if isinstance(failure, UpstreamUnreachable):
             self._parts.dispatcher.suspect(self._served_by)
         shown = self._client.started or self._attempts.came_back
-        decision = self._attempts.decide(
-            failure,
-            self._parts.clock(),
-            shown=shown,
-            tokens=self._transcript.tokens,
-            why_not=why_not_resumable(self._asked.fields, self._transcript, shown=shown),
-        )
+        why_not = why_not_resumable(self._asked.fields, self._transcript, shown=shown)
+        decision = self._attempts.decide(failure, self._parts.clock(), shown=shown, tokens=self._transcript.tokens, why_not=why_not)
         if decision.counted:
             self._parts.metrics.resumes.outcomes.labels(*decision.counted).inc()
         if decision.next is Next.SHOW:
             raise self._attempts.failure or failure
         if decision.next is Next.ANEW:
-            self._transcript, self._head, self._gap_leg = Transcript(), None, None
+            self._transcript, self._head, self._gap_leg = self._transcript.fresh(), None, None
             self._memory.cover(0)
             self._parts.metrics.retries.labels(failure.reason).inc()
 
@@ -225,7 +222,7 @@ class Relay:
             raise UpstreamRefused(response.status, response.headers, body)
         if self._attempts.resuming is not None:
             raise UpstreamBroken(f"The instance does not go on with the request (status {response.status}).")
-        self._begin()
+        self._begin(body)
         self.outcome = "ok" if response.status < 400 else "request_refused"
         await self._client.answer(response.status, response.headers, body)
 
@@ -276,7 +273,7 @@ class Relay:
         if events and self._patience.when() is not None:
             self._patience.reschedule(None)
         if shown and (self._client.started or not all(raw.startswith(b":") for raw in shown)):
-            await self._start()
+            await self._start(shown[0])
             await self._client.write(b"".join(shown))
         if failure:
             raise failure
@@ -362,18 +359,20 @@ class Relay:
 
     # ------------------------------------------------------------------ to the client
 
-    def _begin(self) -> None:
-        """The client is about to see its first byte: no more attempts, no more deadline over them."""
+    def _begin(self, told: bytes) -> None:
+        """The client is about to see its first bytes: no more attempts, no more deadline over them."""
         self._deadline.reschedule(None)
         self._patience.reschedule(None)
-        self._client.ours.append((b"x-midstream-instance", self._served_by.encode()))
-        self._client.ours.append((b"x-midstream-queued-ms", str(round(self._place.queued_s * 1e3)).encode()))
+        queued_ms = str(round(self._place.queued_s * 1e3)).encode()
+        self._client.ours += [(b"x-midstream-instance", self._served_by.encode()), (b"x-midstream-queued-ms", queued_ms)]
+        if self._asked.path == RESPONSES:
+            self._tasks.create_task(remember_response(self._parts, RESPONSES, told, self._served_by))
         self._account.begin(self.tier, self._served_by)
 
-    async def _start(self) -> None:
+    async def _start(self, told: bytes = b"") -> None:
         if self._client.started:
             return
-        self._begin()
+        self._begin(told)
         head = self._head or Head(200, ((b"content-type", b"text/event-stream; charset=utf-8"),))
         await self._client.start(head.status, head.headers)
 
@@ -385,7 +384,7 @@ class Relay:
             raise UpstreamRefused(answer.status, answer.headers, answer.body)
         self._transcript.complete = True
         self._note_joint()
-        self._begin()
+        self._begin(answer.body)
         await self._client.answer(answer.status, answer.headers, answer.body)
         return Turn.COMPLETE
 

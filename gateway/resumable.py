@@ -16,6 +16,7 @@ from gateway.asked import Asked
 from gateway.errors import MalformedCursor, RawHeaders
 from gateway.openai import BodyFields, read_body
 from gateway.policy.tier import Tiers
+from gateway.stream_ends import MESSAGES
 
 EPOCHS_OF_A_TERM = 1_000_000
 """Each owner of a stream has epochs of its own, far more than one can use up: so none need be told another's."""
@@ -47,6 +48,17 @@ class KeptRequest:
     headers: RawHeaders
     body: bytes
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the same request is answered by the same tokens: greedy, or with a seed."""
+        try:
+            raw = json.loads(self.body)
+        except RecursionError:  # engines may read deeper than we do
+            return False
+        seed, temperature = raw.get("seed"), raw.get("temperature")
+        has_seed = isinstance(seed, int) and not isinstance(seed, bool) and self.target.partition("?")[0] != MESSAGES  # which knows none
+        return has_seed or (isinstance(temperature, int | float) and temperature == 0)
+
     def asked(self, again: RawHeaders, tiers: Tiers) -> Asked:
         """The request as it was, with the secrets of the headers with which it is gone on with."""
         secrets = tuple((name, value) for name, value in again if name in _SECRETS)
@@ -66,17 +78,9 @@ def why_not_kept(fields: BodyFields, body_bytes: int, max_body_bytes: int) -> st
         return "n"
     if fields.prompts > 1:
         return "prompts"
+    if fields.logprobs_at_end:
+        return "logprobs"
     return "body_too_large" if body_bytes > max_body_bytes else None
-
-
-def is_repeatable(body: bytes) -> bool:
-    """Whether the same request is answered by the same tokens: greedy, or with a seed."""
-    try:
-        raw = json.loads(body)
-    except RecursionError:  # engines may read deeper than we do
-        return False
-    seed, temperature = raw.get("seed"), raw.get("temperature")
-    return (isinstance(seed, int) and not isinstance(seed, bool)) or (isinstance(temperature, int | float) and temperature == 0)
 
 
 def digest_of(ids: Iterable[int], before: int = 0) -> int:

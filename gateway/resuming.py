@@ -29,7 +29,7 @@ def why_not_resumable(fields: BodyFields, transcript: Transcript, *, shown: bool
         return "memory"
     if not transcript.contiguous:
         return "ids_unknown"
-    if fields.logprobs and not shown:
+    if (fields.logprobs and not shown) or (fields.logprobs_at_end and transcript.tokens):
         return "logprobs"  # its answer tells the figures of all tokens, and those of the first are gone
     return None
 

@@ -23,9 +23,11 @@ from gateway.priority import choose_tier_of_headers
 from gateway.reconnection import Reconnection
 from gateway.relay import Relay
 from gateway.request_log import RequestEntry
+from gateway.responses import ResponsesExchange
+from gateway.stream_ends import RESPONSES
 
-RELAYED_PATHS = ("/v1/chat/completions", "/v1/completions")
-"""Requests that are relayed, and can be moved."""
+RELAYED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages")
+"""Requests that are relayed, and can be moved; those for responses are, as far as they can be."""
 
 METRICS_AGE_S = 0.5
 """What the instances that /metrics tells of may have changed since they were looked at."""
@@ -40,8 +42,11 @@ router = APIRouter()
 class Exchange(Protocol):
     """One request being served: relayed, or passed through."""
 
-    tier: str
     outcome: str
+
+    @property
+    def tier(self) -> str:
+        """Its tier's name."""
 
     @property
     def used_tokens(self) -> int:
@@ -62,7 +67,8 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         parts = composition_of(scope)
-        client = Downstream(receive, send, parts.clock, write_timeout_s=parts.settings.write_timeout_s, connection=connection_of(scope))
+        limit_s = parts.settings.write_timeout_s
+        client = Downstream(receive, send, parts.clock, scope["path"], write_timeout_s=limit_s, connection=connection_of(scope))
         arrived_s = parts.clock()
         with contextlib.ExitStack() as place:
             caller = await _admit(parts, scope, client, place)
@@ -107,13 +113,13 @@ async def _admit(parts: Composition, scope: Scope, client: Downstream, place: co
 
 def direct_endpoints() -> Mapping[str, ASGIApp]:
     """By path: what answers a POST there without the framework in between."""
-    return {path: Endpoint(Relay) for path in RELAYED_PATHS}
+    return {path: Endpoint(Relay) for path in RELAYED_PATHS} | {RESPONSES: Endpoint(ResponsesExchange)}
 
 
 def relayed_routes() -> list[Route]:
     """The routes of the streaming path (for the methods that they do not serve), and those that are passed through."""
     return [
-        *(Route(path, Endpoint(Relay), methods=["POST"]) for path in RELAYED_PATHS),
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in direct_endpoints().items()),
         Route("/v1/streams/{stream}", Endpoint(Reconnection), methods=["GET"]),
         *(Route(path, Endpoint(Passage), methods=["POST"]) for path in POST_PATHS),
         *(Route(path, Endpoint(Passage), methods=["GET"]) for path in GET_PATHS),

@@ -98,11 +98,12 @@ class Decoder:
         return events
 
     def finish(self) -> list[Event]:
-        """The response is over. What is left is no event, as the standard says, unless it is an end mark that lacks its empty line."""
+        """The response is over. What is left is no event, as the standard says, unless it ends with a CR that could have been half of a
+        CR LF, or is an end mark that lacks its empty line."""
         rest = _event(bytes(self._held))
         self._held.clear()
         self._searched = 0
-        return [rest] if rest.is_done else []
+        return [rest] if rest.is_done or _BLANK_LINE.search(rest.raw) else []
 
     def rest(self) -> bytes:
         """The response is over, and is to be passed on as it was: the bytes that make no whole event."""

@@ -23,12 +23,12 @@ from gateway.resumable import (
     Seen,
     digest_of,
     from_document,
-    is_repeatable,
     to_document,
     wants_to_resume,
     why_not_kept,
 )
 from gateway.settings import GatewaySettings
+from gateway.stream_ends import last_events
 from gateway.transcript import Transcript
 from migration.leg import RequestId
 
@@ -80,7 +80,7 @@ class Streams:
         if (keeper := self._live.get(request)) is not None:
             await self._wait_ended(keeper)
             kept, known = await self._find(request, key)
-        if seen.tokens > len(kept.tokens) and not is_repeatable(known.body):
+        if seen.tokens > len(kept.tokens) and not known.is_repeatable:
             kept = await self._wait_for_tokens(request, key, kept, seen.tokens)
         if seen.tokens <= len(kept.tokens) and digest_of(kept.tokens[: seen.tokens]) != seen.digest:
             raise StreamDiverged("The header last-event-id is not of an event of this stream.")
@@ -88,11 +88,12 @@ class Streams:
         term = await self._ask(lambda: self._store.take(request, kept.owner, owner, self._settings.resumable_ttl_s))
         if term is None or request in self._live or self._ledger.is_live(request):
             raise StreamTaken("Another connection reads this stream on.")
+        asked = known.asked(headers, self._tiers)
         stream = KeptStream(owner, term, kept.request, kept.created)
         taken = self._keep(request, stream, seen, len(kept.tokens))
-        transcript = Transcript.come_from_elsewhere(kept.tokens, seen.tokens, seen.sub, kept.created)
+        transcript = Transcript.come_from_elsewhere(kept.tokens, seen.tokens, seen.sub, kept.created, last_events(asked.path))
         taken.follow(transcript)
-        return TakenOver(known.asked(headers, self._tiers), transcript, term * EPOCHS_OF_A_TERM, taken)
+        return TakenOver(asked, transcript, term * EPOCHS_OF_A_TERM, taken)
 
     def end(self, request: RequestId, keeper: Keeper) -> None:
         """The connection that read that stream is over, and everything let go."""

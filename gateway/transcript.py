@@ -18,7 +18,7 @@ from enum import Enum, auto
 
 from gateway.sse import Cursor, Event
 
-_CREATED = re.compile(rb'"created":\s*(\d+)')
+_CREATED = re.compile(rb'"created(?:_at)?":\s*(\d+)')
 
 
 class Verdict(Enum):
@@ -30,9 +30,13 @@ class Verdict(Enum):
 
 
 class Transcript:
-    """Owned by one relay. Strict where two streams meet; on a stream already joined every event is new by construction."""
+    """Owned by one relay. Strict where two streams meet; on a stream already joined every event is new by construction.
 
-    def __init__(self) -> None:
+    `last_events` are the types of event that end such a stream; none: the end mark does.
+    """
+
+    def __init__(self, last_events: frozenset[bytes] = frozenset()) -> None:
+        self._last_events = last_events
         self._ids = array("I")
         self.created: int | None = None
         """The second of creation that the client was shown, if any."""
@@ -46,9 +50,11 @@ class Transcript:
         self._joining = False
 
     @staticmethod
-    def come_from_elsewhere(ids: Sequence[int], tokens: int, sub: int, created: int | None) -> "Transcript":
+    def come_from_elsewhere(
+        ids: Sequence[int], tokens: int, sub: int, created: int | None, last_events: frozenset[bytes] = frozenset()
+    ) -> "Transcript":
         """Of a client that has seen the event `tokens`.`sub` (0.-1: none) at another gateway, where these first ids were kept."""
-        transcript = Transcript()
+        transcript = Transcript(last_events)
         transcript._ids.extend(ids)
         transcript._last = (tokens, sub)
         transcript.created = created
@@ -98,7 +104,7 @@ class Transcript:
             if verdict is not Verdict.NEW:
                 if verdict is Verdict.OLD:
                     self._remember(cursor)
-                    self.complete = event.is_done
+                    self.complete = self._is_last(event)
                 return verdict
             self._joining = False
         elif cursor.tokens != self.tokens + len(cursor.ids):
@@ -107,8 +113,15 @@ class Transcript:
         if self.created is None and (found := _CREATED.search(event.raw)):
             self.created = int(found[1])
         self._last = (cursor.tokens, cursor.sub)
-        self.complete = self.complete or event.is_done
+        self.complete = self.complete or self._is_last(event)
         return Verdict.NEW
+
+    def fresh(self) -> "Transcript":
+        """An empty one for a stream of the same kind."""
+        return Transcript(self._last_events)
+
+    def _is_last(self, event: Event) -> bool:
+        return event.type in self._last_events if self._last_events else event.is_done
 
     def _remember(self, cursor: Cursor) -> None:
         """Those of its ids that are not held yet."""
@@ -122,7 +135,7 @@ class Transcript:
     def _judge_without_cursor(self, event: Event) -> Verdict:
         if self._joining:
             return Verdict.OLD if event.is_comment or event.is_blank else Verdict.GAP
-        self.complete = self.complete or event.is_done
+        self.complete = self.complete or self._is_last(event)
         self.contiguous = self.contiguous and (event.is_comment or event.is_blank)
         return Verdict.NEW
 

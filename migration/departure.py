@@ -24,6 +24,8 @@ class Departure:
     created: Callable[[], int | None]
     """The `created` second the client has been shown by now, if any."""
     tier: str = "normal"
+    prefill: Callable[[], tuple[int, int] | None] = lambda: None
+    """What the engine has told of its prefill by now (Prepare.prefill)."""
 
 
 @dataclass(frozen=True, slots=True)

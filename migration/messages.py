@@ -83,6 +83,8 @@ class Prepare:
     layout: KVLayout
     channel: ChannelOffer | None
     tier: str = "normal"
+    prefill: tuple[int, int] | None = None
+    """Of the prompt's tokens, how many its engine found in the prefix cache, and how many it wrote there, which usage may tell of."""
 
 
 @dataclass(frozen=True, slots=True)

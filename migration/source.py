@@ -152,6 +152,7 @@ class Source:
             layout=self._layout,
             channel=channel,
             tier=departure.tier,
+            prefill=departure.prefill(),
         )
         answer = await self._ask(prepare, self._settings.prepare_timeout_s)
         if not isinstance(answer, Prepared):

@@ -24,7 +24,10 @@ class Engine(SourceEngine, DestinationEngine, Protocol):
         """Paths whose requests can be moved (replay is exact), e.g. '/v1/chat/completions'."""
 
     def open_flight(self, flight: Flight) -> AbstractAsyncContextManager[None]:
-        """Know this flight while it lasts. On leaving, whatever the engine still runs for it is aborted and its memory freed."""
+        """Know this flight while it lasts. On leaving, whatever the engine still runs for it is aborted and its memory freed.
+
+        What of it can be told before its request is read is told on entering: `names_are_drawn`, and `unmovable` for what is stored here.
+        """
 
     def flight(self, leg: Leg) -> Flight | None:
         """The open flight of that leg, if it is here."""

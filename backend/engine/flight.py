@@ -83,7 +83,11 @@ class Flight:
     """Why this request cannot be moved: a snake_case word, or None."""
     failed: bool = False
     """The engine, not the request, is at fault: what its server says from now on is not for the client."""
+    names_are_drawn: bool = False
+    """The answer's parts have random names that its stream tells more than once, and nobody else will ask for them by these."""
     prompt_tokens: int = 0
+    prefill: tuple[int, int] | None = None
+    """Of the prompt's tokens, how many the engine that computed it found in its prefix cache, and how many it wrote there."""
     created: int | None = None
     shell: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the engine holds an arriving request as a shell."""

@@ -90,6 +90,7 @@ class Arrivals:
         replay = Replay()
         replay.extend(prepare.steps)
         flight = Flight(leg, prepare.http, tier=prepare.tier, rank=rank_of(prepare.http), replay=replay, created=prepare.created)
+        flight.prefill = prepare.prefill
         arrival = self._arrivals[leg] = Arrival(flight, replay, self._settings)
         arrival.task = self._tasks.create_task(self._serve(arrival))
         await self._wait_shell(flight)

@@ -106,5 +106,5 @@ def longest_output(body: bytes) -> int | None:
         return None
     if not isinstance(fields, dict):
         return None
-    named = [fields.get(name) for name in ("max_completion_tokens", "max_tokens")]
+    named = [fields.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens")]
     return next((value for value in named if isinstance(value, int) and not isinstance(value, bool)), None)

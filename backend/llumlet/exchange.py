@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from backend.engine.base import Engine
 from backend.engine.flight import Flight, current_flight
+from backend.llumlet.names import Names
 from backend.llumlet.outlet import Head, Outlet
 from backend.llumlet.wire import (
     EventSplitter,
@@ -55,6 +56,7 @@ class Exchange:
         self._is_events = False  # the handler answers with an event stream
         self._plain = bytearray()
         self._made: int | None = None  # the `created` of this run
+        self._names: Names | None = None  # for parts of the answer that the API names
         self._started = False
         self._head_sent = False
         self._finished = False
@@ -71,6 +73,8 @@ class Exchange:
             self._control = control
             try:
                 async with engine.open_flight(self.flight):
+                    if self._streams and self.flight.names_are_drawn:
+                        self._names = Names(self.flight.leg.request, self.flight.http.body)
                     try:
                         await self._run(engine.openai_app, scope)
                     finally:
@@ -168,7 +172,7 @@ class Exchange:
                     await self._send_plain()
 
     async def _send_events(self, body: bytes, *, last: bool) -> None:
-        events = [self._with_shown_created(event) for event in self._splitter.push(body)]
+        events = [self._as_shown(event) for event in self._splitter.push(body)]
         async with self._writing:
             data = self._stamper.stamp(events, self._ids(self.flight.yielded)) if events else b""
             if last:
@@ -213,6 +217,10 @@ class Exchange:
     def _ids(self, tokens: int) -> Sequence[int]:
         """Ids of the tokens after the last cursor, up to the first `tokens` ones."""
         return [step.token for step in self.flight.history[self._stamper.tokens : tokens]]
+
+    def _as_shown(self, event: bytes) -> bytes:
+        event = self._with_shown_created(event)
+        return event if self._names is None else self._names.rename(event)
 
     def _with_shown_created(self, data: bytes) -> bytes:
         """The bytes with the `created` second that the client is, or will be, shown."""

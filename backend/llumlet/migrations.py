@@ -142,6 +142,7 @@ class Migrations:
             http=flight.http,
             created=lambda: _shown_created(flight),
             tier=flight.tier,
+            prefill=lambda: flight.prefill,
         )
         return await run_migration(
             departure,

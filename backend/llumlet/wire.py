@@ -13,7 +13,7 @@ HeaderPairs = Sequence[tuple[bytes, bytes]]
 EVENT_STREAM = b"text/event-stream"
 _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-_CREATED = re.compile(rb'"created":\s*(\d+)')
+_CREATED = re.compile(rb'"created(?:_at)?":\s*(\d+)')
 
 
 class EventSplitter:
@@ -89,13 +89,13 @@ def progress_events(tokens: int, ids: Sequence[int]) -> bytes:
 
 
 def find_created(data: bytes) -> int | None:
-    """The first `"created":N` of an event or a JSON body. Inside a JSON string its quotes would be escaped, so text never matches."""
+    """The first `"created":N` or `"created_at":N` of an event or a JSON body. Inside a string its quotes were escaped: no text matches."""
     found = _CREATED.search(data)
     return int(found[1]) if found else None
 
 
 def replace_created(data: bytes, made: int, shown: int) -> bytes:
-    """The same bytes with the first `"created":made` saying `shown`; any other value there is left alone."""
+    """The same bytes with the first `"created":made` (or `created_at`) saying `shown`; any other value there is left alone."""
     found = _CREATED.search(data)
     if found is None or int(found[1]) != made:
         return data

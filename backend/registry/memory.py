@@ -7,6 +7,7 @@ from math import inf
 from backend.registry.instance import LoadReport
 from backend.registry.lease import MemoryLeases
 from backend.registry.line import MemoryLine, Passage
+from backend.registry.news import MemoryNews
 from backend.registry.rates import MemoryRates
 from backend.registry.record import MemoryRecords
 from backend.registry.store import Candidate, Claim, Sighting
@@ -35,6 +36,7 @@ class MemoryStore:
         self.leases = MemoryLeases(clock)
         self.records = MemoryRecords(clock)
         self.streams = MemoryStreams(clock)
+        self.news = MemoryNews()
         self.rates = MemoryRates(clock)
         self.line = MemoryLine(clock, self._expire)
         self._reports: dict[InstanceId, _Published] = {}

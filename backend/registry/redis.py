@@ -18,6 +18,7 @@ from backend.registry.line import Passage
 from backend.registry.redis_lease import RedisLeases
 from backend.registry.redis_line import LINE, RedisLine
 from backend.registry.redis_link import CLOCK, RedisLink, whole_ms
+from backend.registry.redis_news import RedisNews
 from backend.registry.redis_rates import RedisRates
 from backend.registry.redis_record import RedisRecords
 from backend.registry.redis_reports import REPORTS, RedisReports
@@ -122,6 +123,7 @@ class RedisStore:
         self.leases = RedisLeases(link)
         self.records = RedisRecords(link)
         self.streams = RedisStreams(link)
+        self.news = RedisNews(link)
         self.rates = RedisRates(link)
         self.line = RedisLine(link, _PREAMBLE)
         self._reports = RedisReports(link, _PREAMBLE)

@@ -54,20 +54,24 @@ class RedisScript:
 
 
 class RedisSubscription:
-    """One channel's messages; what they say does not matter here."""
+    """One channel's messages."""
 
     def __init__(self, pubsub: PubSub) -> None:
         self._pubsub = pubsub
 
     async def wait(self) -> None:
         """Return when a message has come since the last call returned. Raises StoreError when the connection is gone."""
+        await self.next()
+
+    async def next(self) -> str:
+        """What the next message says. Raises StoreError when the connection is gone."""
         now_s = asyncio.get_running_loop().time
         asked = False
         try:
             while True:
                 began_s = now_s()
-                if await self._pubsub.get_message(ignore_subscribe_messages=True, timeout=HEARTBEAT_S):
-                    return
+                if message := await self._pubsub.get_message(ignore_subscribe_messages=True, timeout=HEARTBEAT_S):
+                    return str(message["data"])
                 if now_s() - began_s < HEARTBEAT_S / 2:  # an answer, which is no message
                     asked = False
                 elif asked:
@@ -131,6 +135,12 @@ class RedisLink:
     async def put(self, key: str, value: str, ttl_s: float) -> None:
         async with self.answering():
             await self._redis.set(key, value, px=whole_ms(ttl_s))
+
+    async def tell(self, channel: str, text: str) -> None:
+        """To all who hear the channel. Raises StoreError."""
+        answer = await self.ask(pack("PUBLISH", channel, text))
+        if isinstance(answer, Refusal):
+            raise StoreError(f"redis: {answer.text}")
 
     async def get(self, key: str) -> str | None:
         async with self.answering():

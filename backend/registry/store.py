@@ -17,6 +17,7 @@ from typing import Protocol
 from backend.registry.instance import LoadReport
 from backend.registry.lease import LeaseStore
 from backend.registry.line import LineStore, Passage
+from backend.registry.news import NewsStore
 from backend.registry.rates import RateStore
 from backend.registry.record import RecordStore
 from backend.registry.stream import StreamStore
@@ -71,6 +72,10 @@ class InstanceStore(Protocol):
     @property
     def streams(self) -> StreamStore:
         """What another gateway needs to go on with a client's stream."""
+
+    @property
+    def news(self) -> NewsStore:
+        """What gateways tell each other in passing."""
 
     @property
     def rates(self) -> RateStore:

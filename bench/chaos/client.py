@@ -30,7 +30,7 @@ class Request:
 
 
 def requests_of(model: str, output_tokens: Sequence[int]) -> Sequence[Request]:
-    """Chat and completions, streaming and not, greedy and seeded, short and long; what each is answered is a function of it."""
+    """Of every API that is relayed, streaming and not, greedy and seeded, short and long; what each is answered is a function of it."""
     made = []
     for number, tokens in enumerate(output_tokens):
         seeded = {"temperature": 0.8, "seed": number} if number % 2 else {"temperature": 0}
@@ -40,6 +40,10 @@ def requests_of(model: str, output_tokens: Sequence[int]) -> Sequence[Request]:
         made.append(Request("/v1/chat/completions", {**common, **streaming, "messages": [{"role": "user", "content": text}]}))
         made.append(Request("/v1/completions", {**common, "stream": True, "prompt": text}))
         made.append(Request("/v1/completions", {**common, "prompt": text}))
+        asked = [{"role": "user", "content": text}]
+        greedy = {"model": model, "temperature": 0, "ignore_eos": True, "stream": True}
+        made.append(Request("/v1/messages", {**greedy, "max_tokens": tokens, "messages": asked}))
+        made.append(Request("/v1/responses", {**greedy, "max_output_tokens": tokens, "input": asked, "store": False, **seeded}))
     return made
 
 

@@ -7,8 +7,10 @@ from enum import Enum
 
 _KEEP_ALIVE = b": keep-alive\n\n"
 _IDS = re.compile(rb"^id:[^\n]*\n", re.MULTILINE)
-_CREATED = re.compile(rb'"created": ?\d+')
-_TOOL = re.compile(rb"chatcmpl-tool-[0-9a-f]+")
+_CREATED = re.compile(rb'"created(_at)?": ?\d+')
+_NAME = re.compile(rb"(chatcmpl-tool-|(?:resp|msg)_)[0-9a-f]{16}")
+_CACHED = re.compile(rb'"(cached_tokens|cache_write_tokens)": ?\d+')
+_ERROR = b"event: error\ndata: "
 DONE = b"data: [DONE]\n\n"
 
 
@@ -43,9 +45,15 @@ class Verdict(Enum):
 
 
 def comparable(body: bytes, request: str) -> bytes:
-    """Without what differs between any two runs: the request's id, the second it was made, comments and cursors."""
+    """Without what differs between any two runs: the request's id, the second it was made, what was in a cache, comments and cursors; for
+    each name that was drawn stands its number."""
     same = _IDS.sub(b"", body.replace(request.encode(), b"R").replace(_KEEP_ALIVE, b""))
-    return _TOOL.sub(b"chatcmpl-tool-x", _CREATED.sub(b'"created":0', same))
+    names: dict[bytes, bytes] = {}
+
+    def number(found: re.Match[bytes]) -> bytes:
+        return names.setdefault(found[0], b"%s%d" % (found[1], len(names)))
+
+    return _NAME.sub(number, _CACHED.sub(b'"cached":0', _CREATED.sub(b'"created":0', same)))
 
 
 def judge(got: Got, expected: bytes) -> Verdict:
@@ -68,18 +76,18 @@ def _unfinished(got: Got) -> Verdict:
 
 
 def _without_error(seen: bytes) -> tuple[bytes, bool]:
-    """What comes before an honest end (an error event and the end mark), and whether there is one."""
-    if not seen.endswith(DONE):
-        return seen, False
+    """What comes before an honest end (an error event, with the end mark where the API has one), and whether there is one."""
     before, _, last = seen.removesuffix(DONE).removesuffix(b"\n\n").rpartition(b"\n\n")
-    if last.startswith(b"data: ") and _is_error(last.removeprefix(b"data: ")):
+    begins = b"data: " if seen.endswith(DONE) else _ERROR
+    if last.startswith(begins) and _is_error(last.removeprefix(begins)):
         return before + b"\n\n" if before else b"", True
     return seen, False
 
 
 def _is_error(raw: bytes) -> bool:
-    """In OpenAI's shape."""
+    """In OpenAI's shape, which Anthropic's has too; or as an event of the responses API."""
     try:
-        return bool({"message", "type", "param", "code"} <= json.loads(raw)["error"].keys())
+        told = json.loads(raw)
+        return bool({"message", "type", "param", "code"} <= told.get("error", told).keys())
     except (ValueError, KeyError, TypeError, AttributeError):
         return False

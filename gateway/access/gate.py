@@ -27,13 +27,17 @@ class Gate:
         """Who asks. His key is taken out of the headers: it is for the gateway, and no instance needs to see it. Raises BadApiKey."""
         if self._keys is None:
             return Caller(None, self._limiter, self._tiers)
-        secret = bearer(find_header(scope["headers"], b"authorization"))
+        named = b"authorization"
+        secret = bearer(find_header(scope["headers"], named))
+        if secret is None:
+            named = b"x-api-key"  # Anthropic's clients
+            secret = find_header(scope["headers"], named)
         if secret is None:
             raise BadApiKey("An API key is needed: authorization: Bearer KEY.")
         key = self._keys.table.find(secret)
         if key is None:
             raise BadApiKey("The API key is wrong.")
-        scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if name != named]
         return Caller(key, self._limiter, self._tiers)
 
     @contextmanager

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 KEEP_ALIVE = b": keep-alive\n\n"
+NAME = re.compile(rb"(chatcmpl-tool-|(?:resp|msg)_)[0-9a-f]{16}")
+CREATED = re.compile(rb'"created(?:_at)?":\d+')
 
 
 @dataclass
@@ -24,10 +26,15 @@ class Answer:
 
     @property
     def comparable(self) -> bytes:
-        """The bytes without what differs between any two runs: the request's id, the second of creation, random ids of tool calls, and the
-        comments that keep a silent stream open."""
+        """The bytes without what differs between any two runs: the request's id, the second of creation, the comments that keep a silent
+        stream open, and random names, for each of which stands its number."""
         same = self.body.replace(self.request.encode(), b"R").replace(KEEP_ALIVE, b"")
-        return re.sub(rb"chatcmpl-tool-[0-9a-f]+", b"chatcmpl-tool-x", re.sub(rb'"created":\d+', b'"created":0', same))
+        names: dict[bytes, bytes] = {}
+
+        def number(found: re.Match[bytes]) -> bytes:
+            return names.setdefault(found[0], b"%s%d" % (found[1], len(names)))
+
+        return NAME.sub(number, CREATED.sub(b'"created":0', same))
 
     @property
     def events(self) -> Sequence[bytes]:
@@ -40,7 +47,7 @@ def assert_same(answer: Answer, unmoved: Answer) -> None:
     assert answer.whole, answer.failure
     assert answer.status == unmoved.status
     assert answer.comparable == unmoved.comparable, parting(answer, unmoved)
-    assert len(set(re.findall(rb'"created":(\d+)', answer.body))) == 1
+    assert len(set(CREATED.findall(answer.body))) == len(set(CREATED.findall(unmoved.body)))
 
 
 def parting(answer: Answer, unmoved: Answer) -> str:

@@ -179,3 +179,34 @@ def told(words: Sequence[str] = WORDS) -> list[bytes]:
 def shown(events: Sequence[bytes]) -> bytes:
     """What the client must get of them."""
     return b"".join(one.split(b"\n", 1)[1] for one in events)
+
+
+def named(kind: str, **fields: object) -> bytes:
+    """An event of an API that names its events."""
+    body = json.dumps({"type": kind, **fields}, ensure_ascii=False, separators=(",", ":"))
+    return f"event: {kind}\ndata: {body}\n\n".encode()
+
+
+def told_message(words: Sequence[str] = WORDS) -> list[bytes]:
+    """A whole streamed answer of Anthropic's API."""
+    start = named("message_start", message={"id": "chatcmpl-r", "content": [], "usage": {"input_tokens": 3, "output_tokens": 0}})
+    events = [
+        event(1, 0, (101,), start),
+        event(1, 1, (), named("content_block_start", index=0, content_block={"type": "text", "text": ""})),
+    ]
+    for n, word in enumerate(words, start=1):
+        added = named("content_block_delta", index=0, delta={"type": "text_delta", "text": word})
+        events.append(event(n, 2 if n == 1 else 0, (100 + n,) if n > 1 else (), added))
+    ends = (named("content_block_stop", index=0), named("message_delta", delta={"stop_reason": "end_turn"}), named("message_stop"))
+    return [*events, *(event(len(words), sub, (), end) for sub, end in enumerate(ends, start=1))]
+
+
+def told_response(words: Sequence[str] = WORDS) -> list[bytes]:
+    """A whole streamed answer of the responses API, whose first events come before any token."""
+    response = {"id": "resp_0123456789abcdef", "created_at": 1, "output": []}
+    events = [event(0, sub, (), named(kind, response=response)) for sub, kind in enumerate(("response.created", "response.in_progress"))]
+    events.append(event(1, 0, (101,), named("response.output_item.added", item={"id": "msg_0123456789abcdef"})))
+    for n, word in enumerate(words, start=1):
+        events.append(event(n, int(n == 1), (100 + n,) if n > 1 else (), named("response.output_text.delta", delta=word)))
+    ends = (named("response.output_text.done", text="".join(words)), named("response.completed", response=response))
+    return [*events, *(event(len(words), sub, (), end) for sub, end in enumerate(ends, start=1))]

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,11 +10,18 @@ import pytest
 from sse_starlette.sse import AppStatus
 
 from backend.registry.instance import InstanceState
+from backend.registry.memory import MemoryStore
+from backend.registry.news import MemoryNews
+from backend.registry.redis import RedisStore
+from backend.registry.store import InstanceStore, StoreError
 from gateway.events import EventFeed, GatewayEvent
 from migration.leg import InstanceId
+from tests.backend.registry.conftest import redis_store, redis_url
 from tests.gateway.conftest import Rig, make_rig, report, until
 from tests.gateway.scripted import Exchange, control, head_of_attachment, moving, shown, told
 from tests.gateway.test_admin import OUTCOME, moves, two
+
+__all__ = ["redis_store", "redis_url"]
 
 
 @pytest.fixture(autouse=True)
@@ -171,3 +179,63 @@ async def test_who_leaves_is_not_listening_any_more() -> None:
         await until(lambda: feed.heard)
         task.cancel()
     assert not feed.heard
+
+
+@pytest.fixture(params=["memory", "redis"])
+def store(request: pytest.FixtureRequest) -> InstanceStore:
+    if request.param == "memory":
+        return MemoryStore(time.monotonic)
+    shared: RedisStore = request.getfixturevalue("redis_store")
+    return shared
+
+
+async def test_what_happens_at_another_gateway_is_told_too(store: InstanceStore) -> None:
+    async with make_rig(store, gateway_id="g1") as here, make_rig(store, gateway_id="g2") as there:
+        source, _ = await two(here)
+        source.others["/midstream/migrations"] = moves({**OUTCOME, "result": "refused", "reason": "no_memory"})
+        async with listening(here) as mine, listening(there) as theirs:
+            for listener in (mine, theirs):
+                assert (await listener.next())[0] == "instances"
+            await heard(store)
+            await here.client.post("/admin/migrations", json={"request": "r"})
+            told = [await mine.next(), await mine.next()]
+            assert [kind for kind, _ in told] == ["migration_ordered", "migration_ended"]
+            assert [await theirs.next(), await theirs.next()] == [(kind, {**fields, "gateway": "g1"}) for kind, fields in told]
+            await here.store.publish(report("c"), ttl_s=1000)
+            for listener in (mine, theirs):
+                assert await listener.next() == ("instance", {"id": "c", "change": "appeared", "state": "ready", "was": None})
+
+
+async def heard(store: InstanceStore) -> None:
+    """Return when both gateways hear what is told."""
+    if isinstance(store, MemoryStore):
+        await until(lambda: len(store.news._hearings) == 2)
+    else:
+        await asyncio.sleep(0.5)
+
+
+async def test_what_makes_no_sense_is_passed_over() -> None:
+    shared = MemoryStore(time.monotonic)
+    async with make_rig(shared) as rig, listening(rig) as listener:
+        await listener.next()
+        for text in ("", "[]", "{}", '{"teller": "x", "gateway": "g", "kind": "switch", "fields": 3}'):
+            await shared.news.tell(text)
+        await shared.news.tell('{"teller": "x", "gateway": "g", "kind": "switch", "fields": {"epoch": 1}}')
+        assert await listener.next() == ("switch", {"epoch": 1, "gateway": "g"})
+
+
+async def test_a_store_that_does_not_answer_costs_only_what_others_tell() -> None:
+    class Silent(MemoryNews):
+        async def tell(self, text: str) -> None:
+            raise StoreError("down")
+
+    shared = MemoryStore(time.monotonic)
+    shared.news = Silent()
+    async with make_rig(shared) as rig:
+        source, _ = await two(rig)
+        source.others["/midstream/migrations"] = moves({**OUTCOME, "result": "refused", "reason": "no_memory"})
+        async with listening(rig) as listener:
+            await listener.next()
+            for _ in range(2):
+                await rig.client.post("/admin/migrations", json={"request": "r"})
+            assert [(await listener.next())[0] for _ in range(4)] == ["migration_ordered", "migration_ended"] * 2

@@ -70,7 +70,7 @@ async def test_a_stream_is_the_engines_bytes(rig: Rig) -> None:
         await exchange.stream(*(whole[at : at + 3] for at in range(0, len(whole), 3)))
 
     (await rig.add("a")).script = script
-    response = await rig.client.post("/v1/messages", json={"model": "m", "stream": True})
+    response = await rig.client.post("/cohere/v2/chat", json={"model": "m", "stream": True})
     assert response.content == b"".join(ANTHROPIC)
     assert response.headers["content-type"].startswith("text/event-stream")
     await rig.quiet()

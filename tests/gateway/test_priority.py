@@ -47,6 +47,7 @@ def test_headers(header: str, value: str, tier: str) -> None:
         (body(priority=9), "batch"),
         (body(service_tier="priority"), "high"),
         (body(service_tier="auto"), "normal"),
+        (body(service_tier="standard_only"), "normal"),
         (body(service_tier="flex"), "batch"),
         (body(priority=0, service_tier="flex"), "batch"),
         (body(priority=-1, service_tier="flex"), "high"),

@@ -13,13 +13,14 @@ from gateway.http_connection import Connection
 from gateway.passthrough import Passage
 from gateway.protocol import BoundedProtocol
 from gateway.relay import Relay
-from tests.gateway.conftest import Rig, until
+from tests.gateway.conftest import Rig, make_rig, until
 from tests.gateway.scripted import Exchange, Script, control, event, head_of_attachment, moving, told
 
 BODY = b'{"model":"m","prompt":"x","stream":true}'
 EVENTS = told()
 KEPT = (Relay, Passage, Downstream, BoundedProtocol, Connection)
 STREAMS = "/midstream/streams/"
+RESUME = "/midstream/resume"
 
 
 async def before_head(exchange: Exchange) -> None:
@@ -47,6 +48,12 @@ async def progressing(exchange: Exchange) -> None:
     await exchange.head()
     await exchange.send(event(1, 0, (1,), b"\n"))
     await exchange.wait_left()
+
+
+async def dies(exchange: Exchange) -> None:
+    await exchange.head()
+    await exchange.send(*EVENTS[:3])
+    exchange.cut()
 
 
 async def after_done(exchange: Exchange) -> None:
@@ -110,6 +117,33 @@ async def test_leaving_after_the_move(rig: Rig) -> None:
     source.script = move
     destination.others[STREAMS] = go_on
     await leave_when(rig, lambda: destination.open == 1 and source.open == 0)
+
+
+@pytest.mark.parametrize("resumed", [before_head, after_head])
+async def test_leaving_while_it_is_resumed(rig: Rig, resumed: Script) -> None:
+    first, second = await rig.add("a"), await rig.add("b", running=1)
+    first.script = dies
+    second.others[RESUME] = resumed
+    await leave_when(rig, lambda: second.open == 1 and first.open == 0)
+
+
+async def test_leaving_while_nobody_is_there_who_could_resume_it() -> None:
+    async with make_rig(resume_wait_s=30) as rig:
+        backend = await rig.add("a")
+        backend.script = dies
+        await leave_when(rig, lambda: bool(backend.seen) and backend.open == 0, claims=None)
+
+
+async def test_leaving_after_it_was_resumed(rig: Rig) -> None:
+    first, second = await rig.add("a"), await rig.add("b", running=1)
+
+    async def go_on(exchange: Exchange) -> None:
+        await exchange.head()
+        await exchange.send(*EVENTS[:6])
+        await exchange.wait_left()
+
+    first.script, second.others[RESUME] = dies, go_on
+    await leave_when(rig, lambda: second.open == 1 and first.open == 0)
 
 
 async def test_leaving_without_reading(rig: Rig) -> None:
@@ -221,14 +255,14 @@ def _request(path: str = "/v1/completions") -> bytes:
     return b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (path.encode(), len(BODY), BODY)
 
 
-async def leave_when(rig: Rig, condition: Callable[[], bool], path: str = "/v1/completions") -> None:
+async def leave_when(rig: Rig, condition: Callable[[], bool], path: str = "/v1/completions", claims: int | None = 1) -> None:
     """Ask, wait for the condition and for one more turn of everybody, close the connection, and see everything freed."""
     url = urlsplit(rig.url)
     _, writer = await asyncio.open_connection(url.hostname, url.port)
     writer.write(_request(path))
     await writer.drain()
     await until(condition)
-    assert len(await rig.store.claims()) == 1
+    assert claims is None or len(await rig.store.claims()) == claims
     writer.close()
     await rig.quiet()
     await until_metric(rig, "midstream_gateway_live_requests 0.0")

@@ -73,3 +73,9 @@ def test_too_long_event_does_not_lose_those_before() -> None:
     assert len(decoder.feed(b"data: x\n\n" + b"y" * 20)) == 1
     with pytest.raises(EventTooLong):
         decoder.feed(b"")
+
+
+def test_an_event_whose_last_byte_may_be_half_a_line_end_is_whole_when_nothing_follows() -> None:
+    decoder = Decoder(1000)
+    assert decoder.feed(b"data: 1\r\rdata: 2\r\r") == [Event(None, b"data: 1\r\r")]
+    assert decoder.finish() == [Event(None, b"data: 2\r\r")]

@@ -126,7 +126,8 @@ class Network(RuleBasedStateMachine):
             self.frozen = True
         if event is E.THAWED:
             self.frozen = False
-        self.over = self.over or self.state is S.LOST
+        died_with_its_owner = self.state is S.MOVED and self.owner_died and not any(leg.running for leg in self.legs.values())
+        self.over = self.over or self.state is S.LOST or died_with_its_owner
         if self.state in (S.MOVED, S.LOST):
             self.here = self.frozen = False
         if self.action in ASKS:

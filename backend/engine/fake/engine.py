@@ -13,7 +13,7 @@ from backend.engine.fake.chain import TokenChain
 from backend.engine.fake.channel import SocketChannels
 from backend.engine.fake.generation import Generation, Output
 from backend.engine.fake.memory import KVMemory
-from backend.engine.fake.openai_app import MOVABLE_PATHS, build_openai_app
+from backend.engine.fake.openai_app import MOVABLE_PATHS, RESPONSES, build_openai_app
 from backend.engine.fake.runner import Runner
 from backend.engine.fake.sampling import Sampling, finish_reason
 from backend.engine.fake.settings import FakeSettings
@@ -66,6 +66,7 @@ class FakeEngine:
     @asynccontextmanager
     async def open_flight(self, flight: Flight) -> AsyncIterator[None]:
         stay = self._stays[flight.leg] = Stay(flight)
+        flight.names_are_drawn = flight.http.path.partition("?")[0] == RESPONSES
         try:
             yield
         finally:

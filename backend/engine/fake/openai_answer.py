@@ -1,50 +1,11 @@
 """PURE. OpenAI's answers, in vLLM's words: chunks of a stream, whole answers, usage, log-probabilities, errors."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from backend.engine.fake.telling import Choice, Delta, Json, encode
 from backend.engine.fake.vocabulary import label, piece
 from migration.messages import TokenStep
-
-Json = Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What one engine output adds to a choice."""
-
-    index: int
-    text: str
-    step: TokenStep | None
-    finish_reason: str | None = None
-    stop_reason: str | None = None
-
-
-@dataclass(slots=True)
-class Choice:
-    """A choice as it grows."""
-
-    text: str = ""
-    tokens: int = 0
-    steps: list[tuple[TokenStep, int]] = field(default_factory=list)
-    """With the length of the text before each."""
-    finish_reason: str | None = None
-    stop_reason: str | None = None
-
-    def add(self, delta: Delta) -> None:
-        """Grow by what came."""
-        if delta.step is not None:
-            self.tokens += 1
-            self.steps.append((delta.step, len(self.text)))
-        self.text += delta.text
-        self.finish_reason = delta.finish_reason
-        self.stop_reason = delta.stop_reason
-
-
-def encode(value: Json) -> bytes:
-    """JSON as vLLM writes it: compact, in UTF-8."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def event(value: Json) -> bytes:
@@ -68,8 +29,28 @@ class AnswerHead:
     created: int
     model: str
     chat: bool
+    prompt_tokens: int
+    include_usage: bool = False
+    continuous_usage: bool = False
 
-    def chunk(self, choices: Sequence[Json], used: Json | None = None) -> bytes:
+    def early(self) -> Sequence[bytes]:
+        return ()
+
+    def opening(self, choices: int) -> Sequence[bytes]:
+        return [self._chunk([self._role(index)], self._used(0)) for index in range(choices)] if self.chat else ()
+
+    def tell(self, delta: Delta, choice: Choice) -> Sequence[bytes]:
+        return [self._chunk([self._delta(delta, choice)], self._used(choice.tokens))]
+
+    def closing(self, choices: Sequence[Choice]) -> Sequence[bytes]:
+        if not self.include_usage:
+            return [DONE]
+        return [self._chunk([], usage(self.prompt_tokens, sum(choice.tokens for choice in choices))), DONE]
+
+    def _used(self, tokens: int) -> Json | None:
+        return usage(self.prompt_tokens, tokens) if self.continuous_usage else None
+
+    def _chunk(self, choices: Sequence[Json], used: Json | None = None) -> bytes:
         """An event of a stream."""
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         value: dict[str, object] = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
@@ -77,11 +58,11 @@ class AnswerHead:
             value["usage"] = used
         return event(value)
 
-    def role(self, index: int) -> Json:
+    def _role(self, index: int) -> Json:
         """The first choice entry of a chat stream."""
         return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
-    def delta(self, delta: Delta, choice: Choice) -> Json:
+    def _delta(self, delta: Delta, choice: Choice) -> Json:
         """The choice entry of one output; `choice` has grown by it already."""
         steps = choice.steps[-1:] if delta.step is not None else []
         body: dict[str, object] = {"index": delta.index}
@@ -94,11 +75,11 @@ class AnswerHead:
             body["stop_reason"] = delta.stop_reason
         return body
 
-    def whole(self, choices: Sequence[Choice], prompt_tokens: int) -> bytes:
+    def whole(self, choices: Sequence[Choice]) -> bytes:
         """The answer to a request that does not stream."""
         kind = "chat.completion" if self.chat else "text_completion"
         entries = [self._whole_choice(index, choice) for index, choice in enumerate(choices)]
-        used = usage(prompt_tokens, sum(choice.tokens for choice in choices))
+        used = usage(self.prompt_tokens, sum(choice.tokens for choice in choices))
         return encode({"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": entries, "usage": used})
 
     def _whole_choice(self, index: int, choice: Choice) -> Json:

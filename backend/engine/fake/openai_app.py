@@ -5,7 +5,7 @@ Every token goes through the same steps, known from before or fresh from the eng
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,16 +16,32 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from backend.engine.fake.anthropic_answer import Message
 from backend.engine.fake.detokenizer import Detokenizer
 from backend.engine.fake.generation import Output
-from backend.engine.fake.openai_answer import DONE, AnswerHead, Choice, Delta, Json, encode, error, usage
-from backend.engine.fake.openai_request import BadRequest, Body, ChatBody, CompletionBody, Job, chat_job, completion_job
+from backend.engine.fake.openai_answer import AnswerHead, error
+from backend.engine.fake.openai_request import (
+    BadRequest,
+    Body,
+    ChatBody,
+    CompletionBody,
+    Job,
+    MessagesBody,
+    ResponsesBody,
+    chat_job,
+    completion_job,
+    messages_job,
+    responses_job,
+)
+from backend.engine.fake.responses_answer import ResponseTelling
 from backend.engine.fake.sampling import Sampling
 from backend.engine.fake.settings import FakeSettings
+from backend.engine.fake.telling import Choice, Delta, Telling, encode
 from backend.engine.flight import current_flight
 from backend.registry.instance import LoadReport
 
-MOVABLE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+RESPONSES = "/v1/responses"
+MOVABLE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", RESPONSES})
 VERSION = "fake 1"
 
 B = TypeVar("B", bound=Body)
@@ -45,27 +61,26 @@ class ServedEngine(Protocol):
 class Answer(Response):
     """Generates and sends one answer. If the client leaves, generation stops at once."""
 
-    def __init__(self, engine: ServedEngine, job: Job, head: AnswerHead) -> None:
+    def __init__(self, engine: ServedEngine, job: Job, telling: Telling) -> None:
         super().__init__()
         self._engine = engine
         self._job = job
-        self._head = head
+        self._telling = telling
         self._choices = [Choice() for _ in range(len(job.prompts) * job.n)]
-        self._prompt_tokens = sum(len(prompt) for prompt in job.prompts)
         self._started = False
+        self._opened = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _until_disconnect(receive, self._stream(send) if self._job.stream else self._whole(scope, receive, send))
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._generate_all(None)
-        await _json(self._head.whole(self._choices, self._prompt_tokens))(scope, receive, send)
+        await _json(self._telling.whole(self._choices))(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
+        await self._send(send, *self._telling.early())
         await self._generate_all(send)
-        if self._job.include_usage:
-            await self._send(send, self._head.chunk([], usage(self._prompt_tokens, sum(choice.tokens for choice in self._choices))))
-        await self._send(send, DONE)
+        await self._send(send, *self._telling.closing(self._choices))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _generate_all(self, send: Send | None) -> None:
@@ -96,20 +111,18 @@ class Answer(Response):
                     return
 
     async def _tell(self, send: Send, delta: Delta) -> None:
-        first, choice = not self._started, self._choices[delta.index]
-        if first:
+        if not self._opened:
+            self._opened = True
+            await self._send(send, *self._telling.opening(len(self._choices)))
+        await self._send(send, *self._telling.tell(delta, self._choices[delta.index]))
+
+    async def _send(self, send: Send, *parts: bytes) -> None:
+        if parts and not self._started:
             self._started = True
             headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            for index in range(len(self._choices) if self._head.chat else 0):
-                await self._send(send, self._head.chunk([self._head.role(index)], self._continuous(0)))
-        await self._send(send, self._head.chunk([self._head.delta(delta, choice)], self._continuous(choice.tokens)))
-
-    def _continuous(self, completion_tokens: int) -> Json | None:
-        return usage(self._prompt_tokens, completion_tokens) if self._job.continuous_usage else None
-
-    async def _send(self, send: Send, body: bytes) -> None:
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
 async def _until_disconnect(receive: Receive, work: Coroutine[None, None, None]) -> None:
@@ -128,23 +141,8 @@ async def _until_disconnect(receive: Receive, work: Coroutine[None, None, None])
 def build_openai_app(engine: ServedEngine) -> FastAPI:
     """The server. It has no lifespan of its own: the engine must be running."""
     app = FastAPI(title="fake engine", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None)
-    model, max_tokens, eos_one_in = engine.settings.model, engine.settings.max_model_tokens, engine.settings.eos_one_in
+    model, max_tokens = engine.settings.model, engine.settings.max_model_tokens
     started = _now()
-
-    async def chat(request: Request) -> Response:
-        body = await _parse(request, ChatBody, model)
-        return answer(request, chat_job(body, max_tokens, eos_one_in), "chatcmpl-")
-
-    async def completions(request: Request) -> Response:
-        body = await _parse(request, CompletionBody, model)
-        return answer(request, completion_job(body, max_tokens, eos_one_in), "cmpl-")
-
-    def answer(request: Request, job: Job, prefix: str) -> Response:
-        flight = current_flight.get()
-        if flight is not None:
-            flight.unmovable = "n" if job.n > 1 else "prompts" if len(job.prompts) > 1 else flight.unmovable
-        name = request.headers.get("x-request-id") or secrets.token_hex(16)
-        return Answer(engine, job, AnswerHead(prefix + name, _now(), model, job.chat))
 
     async def models() -> Response:
         card = {"id": model, "object": "model", "created": started, "owned_by": "midstream", "root": model, "parent": None}
@@ -159,13 +157,50 @@ def build_openai_app(engine: ServedEngine) -> FastAPI:
     async def metrics() -> Response:
         return Response(_metrics(engine.load(), model), media_type="text/plain; version=0.0.4")
 
-    app.add_api_route("/v1/chat/completions", chat, methods=["POST"])
-    app.add_api_route("/v1/completions", completions, methods=["POST"])
+    for path, generate in _generating(engine).items():
+        app.add_api_route(path, generate, methods=["POST"])
     for path, handler in (("/v1/models", models), ("/health", health), ("/version", version), ("/metrics", metrics)):
         app.add_api_route(path, handler, methods=["GET"])
     app.add_exception_handler(BadRequest, _bad_request)
     app.add_exception_handler(HTTPException, _http_error)
     return app
+
+
+def _generating(engine: ServedEngine) -> dict[str, Callable[[Request], Awaitable[Response]]]:
+    """The handlers of the routes that generate, by path."""
+    model, bounds = engine.settings.model, (engine.settings.max_model_tokens, engine.settings.eos_one_in)
+
+    async def chat(request: Request) -> Response:
+        job = chat_job(await _parse(request, ChatBody, model), *bounds)
+        return Answer(engine, job, openai("chatcmpl-", request, job))
+
+    async def completions(request: Request) -> Response:
+        job = completion_job(await _parse(request, CompletionBody, model), *bounds)
+        return Answer(engine, job, openai("cmpl-", request, job))
+
+    async def messages(request: Request) -> Response:
+        job = messages_job(await _parse(request, MessagesBody, model), *bounds)
+        return Answer(engine, job, Message("chatcmpl-" + _name(request), model, prompt_tokens(job)))
+
+    async def responses(request: Request) -> Response:
+        job = responses_job(await _parse(request, ResponsesBody, model), *bounds)
+        return Answer(engine, job, ResponseTelling(model, _now(), prompt_tokens(job), job))
+
+    def openai(prefix: str, request: Request, job: Job) -> AnswerHead:
+        flight = current_flight.get()
+        if flight is not None:
+            flight.unmovable = "n" if job.n > 1 else "prompts" if len(job.prompts) > 1 else flight.unmovable
+        name = prefix + _name(request)
+        return AnswerHead(name, _now(), model, job.chat, prompt_tokens(job), job.include_usage, job.continuous_usage)
+
+    def prompt_tokens(job: Job) -> int:
+        return sum(len(prompt) for prompt in job.prompts)
+
+    return {"/v1/chat/completions": chat, "/v1/completions": completions, "/v1/messages": messages, RESPONSES: responses}
+
+
+def _name(request: Request) -> str:
+    return request.headers.get("x-request-id") or secrets.token_hex(16)
 
 
 def _now() -> int:

@@ -1,4 +1,4 @@
-"""PURE. The OpenAI request bodies the fake engine understands, and the job each asks for. Unknown fields are accepted and ignored."""
+"""PURE. The request bodies the fake engine understands, and the job each asks for. Unknown fields are accepted and ignored."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -86,6 +86,42 @@ class CompletionBody(Body):
     echo: bool = False
 
 
+class InputPart(BaseModel):
+    """A part of an item."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
+class MessagesBody(Body):
+    """POST /v1/messages"""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    system: str | list[TextPart] | None = None
+    max_tokens: Count
+    stop_sequences: list[str] | None = None
+
+
+class InputMessage(BaseModel):
+    """An item of a conversation. Only messages are understood."""
+
+    role: str
+    content: str | list[InputPart]
+
+    def as_chat(self) -> ChatMessage:
+        """The same turn of a chat."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return ChatMessage(role=self.role, content=text)
+
+
+class ResponsesBody(Body):
+    """POST /v1/responses. Nothing is stored."""
+
+    input: str | Annotated[list[InputMessage], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """What to generate, and how to tell it. Choice i of prompt j has index j * n + i."""
@@ -109,6 +145,21 @@ def chat_job(body: ChatBody, max_model_tokens: int, eos_one_in: int) -> Job:
     wanted = body.max_completion_tokens or body.max_tokens
     logprobs = body.top_logprobs if body.logprobs else None
     return _job(body, prompts, wanted, logprobs, max_model_tokens, eos_one_in, chat=True)
+
+
+def messages_job(body: MessagesBody, max_model_tokens: int, eos_one_in: int) -> Job:
+    """Raises BadRequest if prompt and output do not fit."""
+    before = [ChatMessage(role="system", content=body.system)] if body.system else []
+    fields = body.model_dump(exclude={"messages", "system", "stop_sequences"}) | {"stop": body.stop_sequences}
+    return chat_job(ChatBody(**fields, messages=[*before, *body.messages]), max_model_tokens, eos_one_in)
+
+
+def responses_job(body: ResponsesBody, max_model_tokens: int, eos_one_in: int) -> Job:
+    """Raises BadRequest if prompt and output do not fit."""
+    before = [ChatMessage(role="system", content=body.instructions)] if body.instructions else []
+    asked = [ChatMessage(role="user", content=body.input)] if isinstance(body.input, str) else [item.as_chat() for item in body.input]
+    fields = body.model_dump(exclude={"input", "instructions", "max_output_tokens"}) | {"max_tokens": body.max_output_tokens}
+    return chat_job(ChatBody(**fields, messages=[*before, *asked]), max_model_tokens, eos_one_in)
 
 
 def completion_job(body: CompletionBody, max_model_tokens: int, eos_one_in: int) -> Job:

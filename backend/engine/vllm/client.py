@@ -19,6 +19,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestOutputCollector
+from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.request import Request
 
@@ -94,6 +95,8 @@ class NotingOutputProcessor(OutputProcessor):
         for output in engine_core_outputs:
             flight = self.flights.get(output.request_id)
             if flight is not None and output.new_token_ids and output.request_id in self.request_states:
+                if output.prefill_stats is not None and not flight.history:
+                    flight.prefill = (output.prefill_stats.num_cached_tokens, output.prefill_stats.num_cache_creation_tokens)
                 flight.note_tokens(_steps(output))
         return super().process_outputs(engine_core_outputs, *args, **kwargs)
 
@@ -117,7 +120,8 @@ class NotingOutputProcessor(OutputProcessor):
 class KnownOutput:
     """Known tokens in the form in which the engine would have put them out, with the end where vLLM's scheduler would have seen it."""
 
-    def __init__(self, request: EngineCoreRequest, max_model_tokens: int) -> None:
+    def __init__(self, request: EngineCoreRequest, max_model_tokens: int, prefill: tuple[int, int] | None = None) -> None:
+        self._prefill = None if prefill is None else PrefillStats(num_cached_tokens=prefill[0], num_cache_creation_tokens=prefill[1])
         self._request = Request.from_engine_core_request(request, None)
         self._max_model_tokens = max_model_tokens
         params = request.sampling_params
@@ -128,12 +132,14 @@ class KnownOutput:
         request = self._request
         request.append_output_token_ids(step.token)
         ended = check_stop(request, self._max_model_tokens)
+        prefill, self._prefill = self._prefill, None
         return EngineCoreOutput(
             request_id=request.request_id,
             new_token_ids=[step.token],
             new_logprobs=self._figures(step),
             finish_reason=request.get_finished_reason() if ended else None,
             stop_reason=request.stop_reason if ended else None,
+            prefill_stats=prefill,
         )
 
     def _figures(self, step: TokenStep) -> LogprobsLists | None:
@@ -219,7 +225,7 @@ class MigratingLLM(AsyncLLM):
         """
         assert flight.replay is not None
         request = self.noting.engine_requests[queue.request_id]
-        known = KnownOutput(request, self.model_config.max_model_len)
+        known = KnownOutput(request, self.model_config.max_model_len, flight.prefill)
         async for batch in flight.replay.batches():
             for step in batch:
                 self.output_processor.process_outputs([known.output(step)])

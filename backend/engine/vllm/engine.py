@@ -1,6 +1,7 @@
 """vLLM as an Engine: the ports of migration and of the llumlet, on the scheduler link, the KV agents and the engine client."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 from fastapi import FastAPI
 from starlette.types import ASGIApp
+from vllm import envs
 from vllm.sampling_params import SamplingType
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -23,7 +25,8 @@ from migration.messages import ChannelOffer, KVLayout, TokenStep
 from migration.ports import Frozen, Phase, Progress
 
 WATCH_INTERVAL_S = 0.5
-MOVABLE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+RESPONSES = "/v1/responses"
+MOVABLE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", RESPONSES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,9 @@ class VllmEngine:
     @asynccontextmanager
     async def open_flight(self, flight: Flight) -> AsyncIterator[None]:
         self._flights[flight.leg] = flight
+        if flight.http.path.partition("?")[0] == RESPONSES:
+            flight.names_are_drawn = not (envs.VLLM_ENABLE_RESPONSES_API_STORE and asks_to_store(flight.http.body))
+            flight.unmovable = None if flight.names_are_drawn else "stored"
         try:
             yield
         finally:
@@ -295,6 +301,15 @@ class VllmEngine:
         )
         orders_by_rank = [msgspec.structs.replace(adoption, sampler=state) for state in states]
         await self._agents.adopt(orders_by_rank, self._timeouts.channel_s)
+
+
+def asks_to_store(body: bytes) -> bool:
+    """Whether the answer is to be kept, which is so unless the body says otherwise. What cannot be read is to be."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return True
+    return not isinstance(fields, dict) or fields.get("store", True) not in (False, None)
 
 
 def _progress(standing: orders.Standing) -> Progress:

@@ -130,8 +130,14 @@ NAMES: tuple[Name, ...] = (
     Name(
         "vllm.v1.engine:EngineCoreOutput",
         "a replayed token",
-        ("request_id", "new_token_ids", "new_logprobs", "finish_reason", "stop_reason"),
+        ("request_id", "new_token_ids", "new_logprobs", "finish_reason", "stop_reason", "prefill_stats"),
     ),
+    Name(
+        "vllm.v1.metrics.stats:PrefillStats",
+        "what usage tells of a prefill that was computed elsewhere",
+        ("num_cached_tokens", "num_cache_creation_tokens"),
+    ),
+    Name("vllm.envs:environment_variables", "whether responses are stored (VLLM_ENABLE_RESPONSES_API_STORE)"),
     Name("vllm.v1.outputs:LogprobsLists", "a replayed token's figures", ("logprob_token_ids", "logprobs", "sampled_token_ranks")),
     Name("vllm.entrypoints.launchers.app:build_app", "vLLM's OpenAI server", ("args", "supported_tasks", "model_config")),
     Name("vllm.entrypoints.launchers.api_server.app_state:init_app_state", "vLLM's OpenAI server", ("engine_client", "state", "args")),

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from bench.chaos.verdict import DONE, Got, Verdict, comparable, judge
@@ -50,5 +52,27 @@ def test_plain_answers() -> None:
     assert judge(got(b'{"id":"X"}', stream=False), right) is Verdict.WRONG
 
 
-def test_ids_of_tool_calls_are_chance() -> None:
-    assert comparable(b"chatcmpl-tool-0a1b", "r") == comparable(b"chatcmpl-tool-ffff", "r")
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"type": "error", "error": {"type": "api_error", "message": "m", "param": None, "code": "c"}},
+        {"type": "error", "code": "c", "message": "m", "param": None},
+    ],
+)
+def test_other_apis_end_with_an_event_of_their_own(error: dict[str, object]) -> None:
+    begun, last = b"event: a\ndata: {}\n\n", b"event: z\ndata: {}\n\n"
+    end = b"event: error\ndata: " + json.dumps(error).encode() + b"\n\n"
+    right = begun + last
+    verdicts = [judge(got(body), right) for body in (right, begun + end, end, last + end, begun, begun + b"event: error\ndata: {}\n\n")]
+    assert verdicts == [Verdict.RIGHT, Verdict.LOST, Verdict.LOST, Verdict.WRONG, Verdict.TRUNCATED, Verdict.WRONG]
+
+
+def test_names_are_chance_and_their_places_are_not() -> None:
+    first, second, third = (digit * 16 for digit in (b"a", b"b", b"c"))
+
+    def told(*names: bytes) -> bytes:
+        return comparable(b" ".join(b"msg_" + name for name in names), "r")
+
+    assert comparable(b"chatcmpl-tool-" + first, "r") == comparable(b"chatcmpl-tool-" + second, "r")
+    assert told(first, second, first) == told(second, third, second)
+    assert told(first, second, first) != told(first, second, second)

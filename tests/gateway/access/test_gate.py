@@ -17,7 +17,7 @@ from gateway.access.keyfile import change_key_file
 from gateway.access.keys import ApiKey, hash_of_key
 from gateway.access.limiter import Limiter
 from tests.gateway.conftest import BODY, Rig, make_rig, until
-from tests.gateway.scripted import Exchange, shown, told
+from tests.gateway.scripted import Exchange, shown, told, told_message
 
 WORDS = ("a", "b", "c")
 
@@ -69,6 +69,26 @@ async def test_the_key_goes_no_further_and_without_keys_the_header_does(tmp_path
         (await rig.add("a")).script = tells
         await ask(rig, "of-the-engine")
         assert rig.backends[0].seen[0].headers["authorization"] == "Bearer of-the-engine"
+
+
+async def test_a_key_as_anthropics_clients_send_it(tmp_path: Path) -> None:
+    body = {"model": "m", "messages": [], "max_tokens": 1, "stream": True}
+    events = told_message(WORDS)
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.stream(*events)
+
+    async with guarded(tmp_path) as rig:
+        (backend := rig.backends[0]).script = script
+        served = await rig.client.post("/v1/messages", json=body, headers={"x-api-key": "secret"})
+        assert served.content == shown(events)
+        assert "x-api-key" not in backend.seen[0].headers
+        for headers in ({"x-api-key": "wrong"}, {"x-api-key": "secret", "authorization": "Bearer wrong"}):
+            wrong = await rig.client.post("/v1/messages", json=body, headers=headers)
+            assert (wrong.status_code, wrong.json()["error"]["type"]) == (401, "authentication_error")
+        both = await rig.client.post("/v1/messages", json=body, headers={"authorization": "Bearer secret", "x-api-key": "of-the-engine"})
+        assert both.status_code == 200
+        assert backend.seen[1].headers["x-api-key"] == "of-the-engine"
 
 
 async def test_models_and_tiers(tmp_path: Path) -> None:

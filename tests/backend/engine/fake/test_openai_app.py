@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -242,3 +243,35 @@ async def test_a_client_that_leaves_frees_the_engine(stream: bool) -> None:
             while server.engine.load().running:
                 await asyncio.sleep(0.005)
         assert server.engine.load().free_tokens == server.engine.load().capacity_tokens
+
+
+async def test_anthropics_sdk_reads_a_message_streamed_or_not() -> None:
+    asked: Any = {"model": "fake", "system": "Be brief.", "messages": HELLO, "max_tokens": 60, "extra_body": {"temperature": 0}}
+    async with serving(eos_one_in=0) as server, anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        plain = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            texts = [text async for text in stream.text_stream]
+            streamed = await stream.get_final_message()
+        stopped = await client.messages.create(**asked, stop_sequences=[texts[10]])
+    assert (plain.stop_reason, plain.usage.output_tokens) == ("max_tokens", 60)
+    assert len(texts) > 40
+    assert [block.model_dump() for block in streamed.content] == [block.model_dump() for block in plain.content]
+    assert (streamed.stop_reason, streamed.usage.output_tokens, streamed.usage.input_tokens) == ("max_tokens", 60, plain.usage.input_tokens)
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", texts[10])
+
+
+async def test_openais_sdk_reads_a_response_streamed_or_not() -> None:
+    asked: Any = {"model": "fake", "instructions": "Be brief.", "input": HELLO, "max_output_tokens": 60, "temperature": 0}
+    async with serving(eos_one_in=0) as server:
+        plain = await server.client.responses.create(**asked)
+        told = [event async for event in await server.client.responses.create(**asked, stream=True)]
+    assert [event.sequence_number for event in told] == list(range(len(told)))
+    last = told[-1]
+    assert last.type == "response.completed"
+    assert (
+        last.response.output_text
+        == plain.output_text
+        == "".join(event.delta for event in told if event.type == "response.output_text.delta")
+    )
+    assert (last.response.status, last.response.usage) == ("incomplete", plain.usage)
+    assert {event.item_id for event in told if event.type == "response.output_text.delta"} == {last.response.output[0].id}

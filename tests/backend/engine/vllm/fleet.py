@@ -41,6 +41,7 @@ QUIET_S = 20.0
 PACE_S = 0.01
 """What is added to each step of a request that is to move."""
 RESUME = "/midstream/resume"
+NAME = re.compile(rb"(chatcmpl-tool-|(?:resp|msg|rs|fc)_)[0-9a-f]{16}")
 CURSOR = re.compile(rb"^id: (\d+)\.", re.MULTILINE)
 
 
@@ -190,13 +191,19 @@ class Answer:
 
     @property
     def comparable(self) -> bytes:
-        """The bytes without what differs between any two runs: the request's id, the second of creation, random tool-call ids."""
+        """The bytes without what differs between any two runs: the request's id, the second of creation, and random names, for each
+        of which stands its number."""
         same = self.body.replace(self.request.encode(), b"R")
-        return re.sub(rb"chatcmpl-tool-[0-9a-f]+", b"chatcmpl-tool-x", re.sub(rb'"created":\d+', b'"created":0', same))
+        names: dict[bytes, bytes] = {}
+
+        def number(found: re.Match[bytes]) -> bytes:
+            return names.setdefault(found[0], b"%s%d" % (found[1], len(names)))
+
+        return NAME.sub(number, re.sub(rb'"created(_at)?":\d+', b'"created":0', same))
 
     @property
     def created(self) -> set[bytes]:
-        return set(re.findall(rb'"created":(\d+)', self.body))
+        return set(re.findall(rb'"created(?:_at)?":(\d+)', self.body))
 
     @property
     def chunks(self) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.backend.engine.vllm.fleet import MODEL, PACE_S, Fleet
+from tests.backend.engine.vllm.fleet import MODEL, PACE_S, QUIET_S, Fleet
 
 pytest.importorskip("vllm", reason="the light environment has no vllm")
 
@@ -20,7 +20,7 @@ pytestmark = [
 
 CHAT = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "Count slowly. " + "One, two, three. " * 12}]
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -28,6 +28,8 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 40}}, "required": ["city"]},
     },
 }
+FUNCTION = {"type": "function", **WEATHER["function"]}
+TOOL = {"name": "get_weather", "description": "The weather somewhere", "input_schema": FUNCTION["parameters"]}
 
 
 def chat(**fields: Any) -> dict[str, Any]:
@@ -59,6 +61,106 @@ async def test_chat(fleet: Fleet, fields: dict[str, Any], stream: bool) -> None:
     assert moved.outcome["outcome"] == "moved"
     assert moved.comparable == unmoved.comparable
     assert await fleet.settle() == before
+
+
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "messages": (MESSAGES, {}),
+    "messages_stop": (MESSAGES, {"stop_sequences": ["zzz-never"], "system": "Be brief."}),
+    "messages_tools": (MESSAGES, {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "get_weather"}}),
+    "responses": (RESPONSES, {}),
+    "responses_seeded": (RESPONSES, {"temperature": 1.0, "seed": 17, "top_p": 0.95, "instructions": "Be brief."}),
+    "responses_logprobs": (RESPONSES, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+    "responses_tools": (RESPONSES, {"tools": [FUNCTION], "tool_choice": "required", "temperature": 0.8, "seed": 2, "ignore_eos": False}),
+    "responses_stored": (RESPONSES, {"store": True}),
+}
+
+
+def other(path: str, stream: bool, **fields: Any) -> dict[str, Any]:
+    if path == MESSAGES:
+        return {"messages": QUESTION, "max_tokens": 100, "temperature": 0, "stream": stream, **fields}
+    return {"input": QUESTION, "max_output_tokens": 100, "temperature": 0, "ignore_eos": True, "stream": stream, **fields}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+@pytest.mark.parametrize("kind", OTHERS)
+async def test_messages_and_responses(fleet: Fleet, kind: str, stream: bool) -> None:
+    before = await fleet.settle()
+    path, fields = OTHERS[kind]
+    body = other(path, stream, **fields)
+    unmoved = await fleet.ask(path, body)
+    moved = await fleet.ask(path, body, move_at=(10,))
+    assert (moved.status, unmoved.status) == (200, 200), unmoved.body
+    assert moved.outcome is not None
+    assert moved.outcome["outcome"] == "moved"
+    assert moved.comparable == unmoved.comparable
+    assert len(moved.created) == (path == RESPONSES)
+    assert await fleet.settle() == before
+
+
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+async def test_there_and_back_again(fleet: Fleet, path: str) -> None:
+    body = other(path, True)
+    unmoved = await fleet.ask(path, body)
+    moved = await fleet.ask(path, body, move_at=(10, 40))
+    assert moved.outcome is not None
+    assert moved.outcome["outcome"] == "moved"
+    assert moved.comparable == unmoved.comparable
+    await fleet.settle()
+
+
+async def test_a_response_that_an_engine_stores_stays_where_it_is(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its engine will be asked for it by the names that it has drawn."""
+    monkeypatch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
+    kept = await fleet.ask(RESPONSES, other(RESPONSES, True, store=True), move_at=(10,))
+    assert kept.outcome is not None
+    assert (kept.outcome["result"], kept.outcome["outcome"]) == ("unmovable", "stored")
+    free = await fleet.ask(RESPONSES, other(RESPONSES, True, store=False), move_at=(10,))
+    assert free.outcome is not None
+    assert free.outcome["outcome"] == "moved"
+    await fleet.settle()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat(max_completion_tokens=800)),
+        (MESSAGES, other(MESSAGES, False, max_tokens=800)),
+        (RESPONSES, other(RESPONSES, False, max_output_tokens=800)),
+        (RESPONSES, other(RESPONSES, False, max_output_tokens=800, tools=[{"type": "web_search_preview"}])),
+        ("/v1/chat/completions/batch", {**chat(max_completion_tokens=800), "messages": [QUESTION]}),
+    ],
+    ids=["chat", "messages", "responses", "responses_passed", "batch"],
+)
+async def test_a_client_that_leaves_frees_the_engine_within_a_second(fleet: Fleet, path: str, body: dict[str, Any], stream: bool) -> None:
+    if stream and path == "/v1/chat/completions/batch":
+        pytest.skip("batches do not stream")
+    await fleet.settle()
+    full = fleet.a.free_tokens + fleet.b.free_tokens
+    request = fleet.next_request(PACE_S)
+    sent = {"model": MODEL, "cache_salt": request, **body, "stream": stream}
+
+    async def leave_after_a_while() -> None:
+        asked = fleet.client.stream("POST", fleet.gateway + path, json=sent, headers={"x-request-id": request})
+        async with asked as response:
+            assert response.status_code == 200
+            parts = response.aiter_raw()
+            await anext(parts)
+            await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(leave_after_a_while())
+        async with asyncio.timeout(QUIET_S):
+            while fleet.a.free_tokens + fleet.b.free_tokens == full:  # the engine says so when it likes
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert not asking.done()
+        asking.cancel()
+    async with asyncio.timeout(1.0):
+        while fleet.a.flights() or fleet.b.flights() or fleet.a.free_tokens + fleet.b.free_tokens != full:
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("echo", [False, True])

@@ -23,7 +23,7 @@ pytestmark = [
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 QUESTION = [{"role": "user", "content": "Count slowly. " + "One, two, three. " * 12}]
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -31,6 +31,8 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 40}}, "required": ["city"]},
     },
 }
+FUNCTION = {"type": "function", **WEATHER["function"]}
+TOOL = {"name": "get_weather", "description": "The weather somewhere", "input_schema": FUNCTION["parameters"]}
 SCHEMA = {
     "type": "json_schema",
     "json_schema": {
@@ -98,6 +100,43 @@ async def test_chat(fleet: Fleet, variant: str, stream: bool) -> None:
     assert len(resumed.created) == 1
     begun_anew = variant == "logprobs" and not stream
     assert await resumes(fleet) - before == (0 if begun_anew else 1)
+
+
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "messages": (MESSAGES, {}),
+    "messages_tools": (MESSAGES, {"tools": [TOOL], "tool_choice": {"type": "any"}}),
+    "responses": (RESPONSES, {}),
+    "responses_seeded": (RESPONSES, {"temperature": 1.0, "seed": 17}),
+    "responses_tools": (RESPONSES, {"tools": [FUNCTION], "tool_choice": "required", "temperature": 0.8, "seed": 2, "ignore_eos": False}),
+}
+PREFILL = re.compile(rb'"(cached_tokens|cache_write_tokens)":\d+')
+"""Of the engine that the answer began at; nobody knows that any more."""
+
+
+def other(path: str, stream: bool, **fields: Any) -> dict[str, Any]:
+    if path == MESSAGES:
+        return {"messages": QUESTION, "max_tokens": 60, "temperature": 0, "stream": stream, **fields}
+    return {"input": QUESTION, "max_output_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": stream, **fields}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+@pytest.mark.parametrize("kind", OTHERS)
+async def test_messages_and_responses(fleet: Fleet, kind: str, stream: bool) -> None:
+    before = await resumes(fleet)
+    path, fields = OTHERS[kind]
+    whole, resumed = await both(fleet, path, other(path, stream, **fields), cut_at=20)
+    assert (whole.status, resumed.status) == (200, 200), whole.body
+    assert PREFILL.sub(b"", resumed.comparable) == PREFILL.sub(b"", whole.comparable)
+    assert len(resumed.created) == (path == RESPONSES)
+    assert await resumes(fleet) - before == 1
+
+
+@pytest.mark.parametrize("cut_at", [0, 1, 2, 59, 60])
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+async def test_messages_and_responses_wherever_they_are_cut(fleet: Fleet, path: str, cut_at: int) -> None:
+    whole, resumed = await both(fleet, path, other(path, True), cut_at)
+    assert PREFILL.sub(b"", resumed.comparable) == PREFILL.sub(b"", whole.comparable)
 
 
 @pytest.mark.parametrize("cut_at", [1, 2, 3, 59, 60])
