@@ -5,12 +5,15 @@ A shell calls `bind` whenever a request comes, memory is freed, or an instance's
 
 Late binding with backfill, one request after the other in the line's order (tier, then arrival):
 
-1. A request *fits* an instance if its prompt does, beside everything that is queued there, and `reserve_blocks` per running request stay
-   free. It is bound to the cheapest such instance (price.py), or to the freest.
+1. A request *fits* an instance if its prompt does, beside everything that is queued there, and enough stays free for what the requests
+   there will write: `reserve_blocks` for each of the n, at least `watermark` of the memory, and at least growth * E * sqrt(n), E being the
+   usual length of answers (n answers of unknown ends differ from their mean by about E sqrt(n)). It is bound to the cheapest such
+   instance (price.py), or to the freest.
 2. A *head* is a request that fits nowhere. At most `ahead` heads are bound ahead of room, to the instance with most room: there they stand
    at the head of the queue, that makes the instance a source of migrations, and closes it to others until they have started.
-3. Later requests that fit pass heads (*backfill*). A head older than `age_bound_s` may be bound ahead beyond the limit, as long as no more
-   than `aged_share` of the instances are closed in that way: so an old head costs backfill one instance, not all of them.
+3. Later requests that fit pass heads (*backfill*). A head may be bound ahead beyond the limit by one for each `age_step_s` that it has
+   waited, as long as no more than `aged_share` of the instances are closed in that way: the longer requests wait, the more of the cluster
+   is theirs, and never all of it.
 """
 
 from collections.abc import Sequence
@@ -19,7 +22,7 @@ from random import Random
 from typing import Literal, Protocol
 
 from backend.registry.instance import LoadReport, StepCost
-from gateway.policy.dispatch import DispatchPolicy, LeastLoaded, eligible, room_tokens
+from gateway.policy.dispatch import DispatchPolicy, LeastLoaded, Vacancy, eligible
 from gateway.policy.load import standing
 from gateway.policy.price import placement_cost_s
 from gateway.policy.tier import Tiers
@@ -113,7 +116,7 @@ class _Sums:
     report: LoadReport
     claims: int
     claimed_tokens: int
-    room: int
+    vacancy: Vacancy
     standing: Totals
 
     def are_of(self, view: InstanceView) -> bool:
@@ -128,13 +131,14 @@ class _Remembering:
 
 @dataclass(frozen=True, slots=True)
 class LateBinding(_Remembering):
-    """See above. `watermark` is the share of memory that an engine's own admission leaves free."""
+    """See above. `age_step_s` 0: nobody is bound ahead beyond the limit."""
 
     tiers: Tiers = field(default_factory=Tiers)
     reserve_blocks: int = 1
-    watermark: float = 0.01
-    ahead: int = 2
-    age_bound_s: float = 10.0
+    watermark: float = 0.02
+    growth: float = 0.4
+    ahead: int = 1
+    age_step_s: float = 20.0
     aged_share: float = 0.25
     backfill: bool = True
     placement: Literal["price", "freeness"] = "price"
@@ -142,7 +146,8 @@ class LateBinding(_Remembering):
     def bind(self, line: LineView, cluster: ClusterView, rng: Random) -> Sequence[Binding]:
         if not line.waiting:
             return ()
-        seats = [self._seat(view, rng) for view in cluster.instances if view.state is ViewState.READY]
+        growth_tokens = self.growth * line.expected_output_tokens
+        seats = [self._seat(view, growth_tokens, rng) for view in cluster.instances if view.state is ViewState.READY]
         if not all(seat.view.report.is_measured for seat in seats) or not seats:
             return self._bind_blindly(line, cluster, rng)
         bindings: list[Binding] = []
@@ -157,8 +162,7 @@ class LateBinding(_Remembering):
                 if room <= 0 and closed >= aged_limit:
                     break
                 continue
-            is_old = line.now_s - waiting.arrived_s >= self.age_bound_s
-            if closed < self.ahead or (is_old and closed < aged_limit):
+            if closed < min(aged_limit, self._ahead_at(line.now_s - waiting.arrived_s)):
                 seat = self._roomiest(waiting, seats)
                 if seat is not None:
                     bindings.append(self._take(seat, waiting, ahead=True))
@@ -169,12 +173,15 @@ class LateBinding(_Remembering):
                 break
         return bindings
 
-    def _seat(self, view: InstanceView, rng: Random) -> _Seat:
+    def _ahead_at(self, age_s: float) -> int:
+        """How many heads may be bound ahead, this one included, for one of that age to be bound ahead."""
+        return self.ahead + int(age_s / self.age_step_s if self.age_step_s else 0)
+
+    def _seat(self, view: InstanceView, growth_tokens: float, rng: Random) -> _Seat:
         sums = self._sums_of(view)
         all_of = sums.standing
-        return _Seat(
-            view, view.report.cost, sums.room, view.claims, all_of.requests, all_of.running, all_of.tokens, all_of.weight, rng.random()
-        )
+        room = sums.vacancy.room_tokens(view.report, self.reserve_blocks, self.watermark, growth_tokens)
+        return _Seat(view, view.report.cost, room, view.claims, all_of.requests, all_of.running, all_of.tokens, all_of.weight, rng.random())
 
     def _sums_of(self, view: InstanceView) -> _Sums:
         known: dict[InstanceId, _Sums] | None = getattr(self, "_sums", None)
@@ -183,8 +190,7 @@ class LateBinding(_Remembering):
             object.__setattr__(self, "_sums", known)
         sums = known.get(view.report.instance)
         if sums is None or not sums.are_of(view):
-            room = room_tokens(view, self.reserve_blocks, self.watermark)
-            sums = _Sums(view.report, view.claims, view.claimed_tokens, room, standing(view, self.tiers))
+            sums = _Sums(view.report, view.claims, view.claimed_tokens, Vacancy.of(view), standing(view, self.tiers))
             known[view.report.instance] = sums
         return sums
 
