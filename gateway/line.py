@@ -34,6 +34,8 @@ DECIDING_SHARE = 3.0
 FIRST_GUESS_TOKENS = 256.0
 GUESS_WEIGHT = 0.01
 """Of one answer, in the running mean of their lengths."""
+GUESS_STEP_TOKENS = 8.0
+"""The mean is told in steps: what is computed from it need not be computed anew for each answer."""
 NO_LIMITS = LineLimits(None, 2**53)
 
 log = logging.getLogger("midstream.gateway.line")
@@ -80,7 +82,7 @@ class Line:
         self._moved = asyncio.Event()
         self._pace = LinePace(ledger, policy, clock)
         self.choosing = asyncio.Lock()
-        self.expected_output_tokens = FIRST_GUESS_TOKENS
+        self.expected_output_tokens = self._mean_output_tokens = FIRST_GUESS_TOKENS
 
     # -- what others ask
 
@@ -103,7 +105,8 @@ class Line:
 
     def note_answer(self, tokens: int) -> None:
         """An answer is complete, and was so long."""
-        self.expected_output_tokens += GUESS_WEIGHT * (tokens - self.expected_output_tokens)
+        self._mean_output_tokens += GUESS_WEIGHT * (tokens - self._mean_output_tokens)
+        self.expected_output_tokens = GUESS_STEP_TOKENS * max(1, round(self._mean_output_tokens / GUESS_STEP_TOKENS))
 
     async def wait(self, place: Place, request: RequestView, line: str) -> InstanceView:
         """Stand in line until the request is bound. Raises QueueFull, PatienceOver. Whoever stops waiting is forgotten at once."""

@@ -117,14 +117,15 @@ class MidstreamPolicy:
     backfill: bool = True
     placement: Literal["price", "freeness"] = "price"
     reserve_blocks: Annotated[int, Field(ge=0)] = 1
-    watermark: Annotated[float, Field(ge=0, lt=1)] = 0.01
-    ahead: Annotated[int, Field(ge=0)] = 2
-    age_bound_s: Annotated[float, Field(ge=0)] = 10.0
+    watermark: Annotated[float, Field(ge=0, lt=1)] = 0.02
+    growth: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.4
+    ahead: Annotated[int, Field(ge=0)] = 1
+    age_step_s: Annotated[float, Field(ge=0)] = 20.0
     aged_share: Annotated[float, Field(ge=0, le=1)] = 0.25
     migrate: bool = True
     price_moves: bool = True
     out_tokens: float = 48.0
-    in_tokens: float = 48.0
+    in_tokens: float = 24.0
     interval_s: Annotated[float, Field(gt=0)] = 0.2
     threshold_s: Annotated[float, Field(ge=0)] = 0.005
     keep_blocks: Annotated[int, Field(ge=0)] = 10
@@ -144,8 +145,9 @@ class MidstreamPolicy:
                 weighed,
                 self.reserve_blocks,
                 self.watermark,
+                self.growth,
                 self.ahead,
-                self.age_bound_s,
+                self.age_step_s,
                 self.aged_share,
                 self.backfill,
                 self.placement,

@@ -5,9 +5,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import sqrt
 from random import Random
 from typing import Literal, Protocol
 
+from backend.registry.instance import LoadReport
 from backend.registry.store import Candidate
 from gateway.policy.load import dispatch_freeness, standing, unseen
 from gateway.policy.price import placement_cost_s
@@ -135,18 +137,41 @@ class Cheapest:
         return tuple(Candidate(view.id, view.claims) for view in sorted(eligible(request, cluster), key=rank))
 
 
+@dataclass(frozen=True, slots=True)
+class Vacancy:
+    """What an instance has left once everything that is queued there, or on its way there, has started. Negative if that does not fit."""
+
+    free_tokens: int
+    requests: int
+
+    @staticmethod
+    def of(view: InstanceView) -> "Vacancy":
+        """As the report and the claims have it."""
+        report = view.report
+        coming, coming_tokens = unseen(view)
+        return Vacancy(report.free_tokens - report.waiting_tokens - coming_tokens, report.running + report.waiting + coming)
+
+    def room_tokens(self, report: LoadReport, reserve_blocks: int, watermark: float, growth_tokens: float = 0.0) -> int:
+        """Tokens a newcomer may bring so that it starts at once, and so that there stay free: `reserve_blocks` for each request (the
+        newcomer included), at least `watermark` of the capacity, and at least `growth_tokens` times the root of the number of requests
+        (but no more than MOST_FOR_GROWTH of the capacity). Negative if there are none."""
+        if self.requests >= report.max_batch:
+            return -1
+        free = self.free_tokens
+        if self.requests:
+            requests = self.requests + 1
+            growth = min(growth_tokens * sqrt(requests), MOST_FOR_GROWTH * report.capacity_tokens)
+            free -= int(max(reserve_blocks * report.block_tokens * requests, watermark * report.capacity_tokens, growth))
+        return free // report.block_tokens * report.block_tokens
+
+
+MOST_FOR_GROWTH = 0.1
+"""The share of an instance's memory that is kept for what its requests will write, at most."""
+
+
 def room_tokens(view: InstanceView, reserve_blocks: int, watermark: float) -> int:
-    """Tokens a newcomer may bring so that it starts at once, everything queued starts too, and each running request (the newcomer
-    included) keeps `reserve_blocks` to grow into, and at least `watermark` of the capacity stays free. Negative if there is none."""
-    report = view.report
-    coming, coming_tokens = unseen(view)
-    requests = report.running + report.waiting + coming
-    if requests >= report.max_batch:
-        return -1
-    free = report.free_tokens - report.waiting_tokens - coming_tokens
-    if requests:
-        free -= max(reserve_blocks * report.block_tokens * (requests + 1), int(watermark * report.capacity_tokens))
-    return free // report.block_tokens * report.block_tokens
+    """The same of a view, without a part that goes by the length of answers."""
+    return Vacancy.of(view).room_tokens(view.report, reserve_blocks, watermark)
 
 
 def _memory_load(view: InstanceView) -> float:

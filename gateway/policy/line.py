@@ -5,12 +5,15 @@ A shell calls `bind` whenever a request comes, memory is freed, or an instance's
 
 Late binding with backfill, one request after the other in the line's order (tier, then arrival):
 
-1. A request *fits* an instance if its prompt does, beside everything that is queued there, and `reserve_blocks` per running request stay
-   free. It is bound to the cheapest such instance (price.py), or to the freest.
+1. A request *fits* an instance if its prompt does, beside everything that is queued there, and enough stays free for what the requests
+   there will write: `reserve_blocks` for each of the n, at least `watermark` of the memory, and at least growth * E * sqrt(n), E being the
+   usual length of answers (n answers of unknown ends differ from their mean by about E sqrt(n)). It is bound to the cheapest such
+   instance (price.py), or to the freest.
 2. A *head* is a request that fits nowhere. At most `ahead` heads are bound ahead of room, to the instance with most room: there they stand
    at the head of the queue, that makes the instance a source of migrations, and closes it to others until they have started.
-3. Later requests that fit pass heads (*backfill*). A head older than `age_bound_s` may be bound ahead beyond the limit, as long as no more
-   than `aged_share` of the instances are closed in that way: so an old head costs backfill one instance, not all of them.
+3. Later requests that fit pass heads (*backfill*). A head may be bound ahead beyond the limit by one for each `age_step_s` that it has
+   waited, as long as no more than `aged_share` of the instances are closed in that way: the longer requests wait, the more of the cluster
+   is theirs, and never all of it.
 """
 
 from collections.abc import Sequence
@@ -100,13 +103,14 @@ class _Remembering:
 
 @dataclass(frozen=True, slots=True)
 class LateBinding(_Remembering):
-    """See above. `watermark` is the share of memory that an engine's own admission leaves free."""
+    """See above. `age_step_s` 0: nobody is bound ahead beyond the limit."""
 
     tiers: Tiers = field(default_factory=Tiers)
     reserve_blocks: int = 1
-    watermark: float = 0.01
-    ahead: int = 2
-    age_bound_s: float = 10.0
+    watermark: float = 0.02
+    growth: float = 0.4
+    ahead: int = 1
+    age_step_s: float = 20.0
     aged_share: float = 0.25
     backfill: bool = True
     placement: Literal["price", "freeness"] = "price"
@@ -114,7 +118,7 @@ class LateBinding(_Remembering):
     def bind(self, line: LineView, cluster: ClusterView, rng: Random) -> Sequence[Binding]:
         if not line.waiting:
             return ()
-        seats = self._memory().seats(cluster.instances)
+        seats = self._memory().seats(cluster.instances, self.growth * line.expected_output_tokens)
         if not seats or not all(seat.is_measured for seat in seats):
             return self._bind_blindly(line, cluster, rng)
         bindings: list[Binding] = []
@@ -131,8 +135,7 @@ class LateBinding(_Remembering):
                 if room <= 0 and closed >= aged_limit:
                     break
                 continue
-            is_old = line.now_s - waiting.arrived_s >= self.age_bound_s
-            if closed < self.ahead or (is_old and closed < aged_limit):
+            if closed < min(aged_limit, self._ahead_at(line.now_s - waiting.arrived_s)):
                 roomiest = self._roomiest(waiting, seats, rng)
                 if roomiest is not None:
                     bindings.append(self._take(seats, (roomiest,), waiting, ahead=True))
@@ -149,6 +152,10 @@ class LateBinding(_Remembering):
             memory = SeatMemory(self.tiers, self.reserve_blocks, self.watermark)
             object.__setattr__(self, "_seats", memory)
         return memory
+
+    def _ahead_at(self, age_s: float) -> int:
+        """How many heads may be bound ahead, this one included, for one of that age to be bound ahead."""
+        return self.ahead + int(age_s / self.age_step_s if self.age_step_s else 0)
 
     def _fitting(self, waiting: Waiting, seats: Sequence[Seat], line: LineView, rng: Random) -> Sequence[int]:
         """The cheapest seat where it fits, and the `alternatives` next to it; among equals the freest, with fewest claims, by lot."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gateway.policy.dispatch import room_tokens
+from gateway.policy.dispatch import Vacancy
 from gateway.policy.load import standing
 from gateway.policy.tier import Tiers
 from gateway.policy.view import InstanceView, ViewState
@@ -49,10 +49,10 @@ class Seat:
         return _seat(self.view, room, self.claims + 1, self.requests + 1, self.running + 1, self.tokens + tokens, self.weight + weight)
 
 
-def seat_of(view: InstanceView, tiers: Tiers, reserve_blocks: int, watermark: float) -> Seat:
+def seat_of(view: InstanceView, tiers: Tiers, reserve_blocks: int, watermark: float, growth_tokens: float = 0.0) -> Seat:
     """The instance as it is."""
-    sums = standing(view, tiers)
-    room = room_tokens(view, reserve_blocks, watermark)
+    sums, vacancy = standing(view, tiers), Vacancy.of(view)
+    room = vacancy.room_tokens(view.report, reserve_blocks, watermark, growth_tokens)
     return _seat(view, room, view.claims, sums.requests, sums.running, sums.tokens, sums.weight)
 
 
@@ -80,12 +80,17 @@ class SeatMemory:
     """Seats that need not be made again for each request, as long as an instance's report and claims are the same. For one set of rules."""
 
     def __init__(self, tiers: Tiers, reserve_blocks: int, watermark: float) -> None:
-        self._rules = tiers, reserve_blocks, watermark
+        self._tiers = tiers
+        self._free = reserve_blocks, watermark
+        self._growth_tokens = 0.0
         self._views: tuple[InstanceView, ...] = ()
         self._seats: list[Seat | None] = []
 
-    def seats(self, views: tuple[InstanceView, ...]) -> list[Seat]:
-        """Of those that are ready, in order; the list is the caller's."""
+    def seats(self, views: tuple[InstanceView, ...], growth_tokens: float) -> list[Seat]:
+        """Of those that are ready, in order; the list is the caller's. `growth_tokens`: see Vacancy."""
+        if growth_tokens != self._growth_tokens:
+            self._growth_tokens = growth_tokens
+            self._seats = [seat and self._with_growth(seat) for seat in self._seats]
         if len(views) == len(self._views):
             known = zip(views, self._views, self._seats, strict=True)
             self._seats = [seat if view is last else self._seat(view, seat) for view, last, seat in known]
@@ -101,4 +106,8 @@ class SeatMemory:
             last = known.view
             if last.report is view.report and last.claims == view.claims and last.claimed_tokens == view.claimed_tokens:
                 return known
-        return seat_of(view, *self._rules)
+        return seat_of(view, self._tiers, *self._free, self._growth_tokens)
+
+    def _with_growth(self, seat: Seat) -> Seat:
+        room = Vacancy.of(seat.view).room_tokens(seat.view.report, *self._free, self._growth_tokens)
+        return _seat(seat.view, room, seat.claims, seat.requests, seat.running, seat.tokens, seat.weight)

@@ -35,7 +35,7 @@ class Tier:
             raise ValueError(f"tier '{self.name}': objectives > 0 are needed")
 
 
-HIGH = Tier("high", 0, 10.0, 1000, 60.0, sheddable=False, ttft_objective_s=1.0, tpot_objective_s=0.1)
+HIGH = Tier("high", 0, 20.0, 1000, 60.0, sheddable=False, ttft_objective_s=1.0, tpot_objective_s=0.1)
 NORMAL = Tier("normal", 1, 1.0, 1000, 60.0)
 BATCH = Tier("batch", 2, 0.2, 10_000, 600.0, ttft_objective_s=60.0, tpot_objective_s=1.0)
 

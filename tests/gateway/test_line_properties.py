@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
+from math import sqrt
 from random import Random
 from typing import Any
 
@@ -145,7 +146,9 @@ class World:
                 continue
             for view in views.values():  # no instance stands idle while somebody who fits waits
                 here = [other for other in self.live if other.instance == view.id]
-                free = view.report.free_tokens - sum(other.tokens for other in here) - 16 * (len(here) + 1) * bool(here)
+                free = view.report.free_tokens - sum(other.tokens for other in here)
+                if here:
+                    free -= int(kept_free(view.report.capacity_tokens, len(here) + 1))
                 assert view.id in closed or free // 16 * 16 < client.tokens, (client, view.id)
             passed = [o.name for o in self.live if o.tier == client.tier and o.arrived > client.arrived and o.tokens >= client.tokens]
             assert not passed, (client.name, passed)  # order within a tier
@@ -153,6 +156,11 @@ class World:
             here = [other for other in self.live if other.instance == view.id]
             if view.id not in closed:
                 assert sum(other.tokens for other in here) <= view.report.free_tokens
+
+
+def kept_free(capacity_tokens: int, requests: int) -> float:
+    """What the default policy wants to stay free beside so many: a block for each, and what their answers of about 256 tokens may need."""
+    return max(16 * requests, 0.02 * capacity_tokens, min(0.4 * 256 * sqrt(requests), 0.1 * capacity_tokens))
 
 
 asked = st.tuples(

@@ -88,7 +88,7 @@ def test_moving_makes_room_for_a_long_prompt() -> None:
 
 def test_late_binding_lets_short_ones_pass_a_head_that_fits_nowhere() -> None:
     arrivals = [Arrival(0.0, 1000, 400) for _ in range(3)] + [Arrival(0.1, 1800, 5)] * 3 + [Arrival(0.2, 50, 5)] * 5
-    passed = run(scenario(parameters={"ahead": 0, "age_bound_s": 1000}), arrivals)
+    passed = run(scenario(parameters={"ahead": 0, "age_step_s": 0}), arrivals)
     blocked = run(scenario(parameters={"ahead": 0, "backfill": False}), arrivals)
     assert mean([each.ttft_s for each in passed.requests[6:]]) < 1.0
     assert mean([each.ttft_s for each in blocked.requests[6:]]) > 5.0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.registry.instance import StepCost
-from gateway.policy.dispatch import LeastMemory
+from gateway.policy.dispatch import LeastMemory, Vacancy
 from gateway.policy.line import Binding, Immediate, LateBinding, LineView, Waiting
 from gateway.policy.view import ClusterView, InstanceView, ViewState
 from migration.leg import InstanceId
@@ -19,8 +19,12 @@ def line(*tokens: int, waited_s: float = 0.0, ahead: int = 0) -> LineView:
     return LineView(waiting, 100.0, ahead)
 
 
-def bind(view: LineView, where: ClusterView, policy: LateBinding | None = None, seed: int = 1) -> dict[str, Binding]:
-    bindings = (policy or LateBinding(placement="freeness")).bind(view, where, Random(seed))
+PLAIN = LateBinding(placement="freeness", watermark=0.01, growth=0.0, ahead=2, age_step_s=10.0)
+"""Two heads ahead, and one block for each request."""
+
+
+def bind(view: LineView, where: ClusterView, policy: LateBinding = PLAIN, seed: int = 1) -> dict[str, Binding]:
+    bindings = policy.bind(view, where, Random(seed))
     assert len({binding.request for binding in bindings}) == len(bindings)
     return {binding.request: binding for binding in bindings}
 
@@ -42,7 +46,7 @@ def test_one_block_per_running_request_stays_free() -> None:
 
 
 def test_what_is_bound_counts_for_the_next() -> None:
-    found = bind(line(1000, 1000, 1000, 100), cluster(instance("a"), instance("b")), LateBinding(placement="freeness", ahead=0))
+    found = bind(line(1000, 1000, 1000, 100), cluster(instance("a"), instance("b")), replace(PLAIN, ahead=0))
     assert {found["r0"].instance, found["r1"].instance} == {"a", "b"}
     assert "r2" not in found
     assert "r3" in found
@@ -72,17 +76,39 @@ def test_an_instance_with_a_head_bound_ahead_is_closed() -> None:
     assert found["r0"].ahead
 
 
-def test_an_old_head_closes_an_instance_beyond_the_limit_but_only_a_share() -> None:
+@pytest.mark.parametrize(("waited_s", "more"), [(0.0, 0), (9.9, 0), (10.0, 1), (25.0, 2), (35.0, 3), (90.0, 4)])
+def test_the_longer_heads_wait_the_more_instances_are_theirs_but_only_a_share(waited_s: float, more: int) -> None:
     where = cluster(*(full(f"i{n:02}") for n in range(12)))
-    assert len(bind(line(*[1000] * 6, ahead=2), where)) == 0
-    assert len(bind(line(*[1000] * 6, ahead=2, waited_s=10.0), where)) == 1
-    policy = LateBinding(placement="freeness", aged_share=0.5)
-    assert len(bind(line(*[1000] * 9, ahead=2, waited_s=10.0), where, policy)) == 4
+    assert len(bind(line(*[1000] * 9, ahead=2, waited_s=waited_s), where, replace(PLAIN, aged_share=0.5))) == more
+    assert len(bind(line(*[1000] * 9, ahead=2, waited_s=waited_s), where)) == min(1, more)
+    assert len(bind(line(*[1000] * 9, ahead=2, waited_s=waited_s), where, replace(PLAIN, age_step_s=0.0))) == 0
+
+
+def test_more_stays_free_where_answers_are_long() -> None:
+    """For three requests and the newcomer: growth * E * sqrt(4) tokens, at most a tenth of the memory."""
+    policy = replace(PLAIN, growth=0.5)
+    where = cluster(instance("a", held=1000, running=3))
+    for answer, room in ((60.0, 600 - 4 * 16), (128.0, 600 - 128), (1000.0, 600 - 160)):
+        for tokens, ahead in ((room // 16 * 16, False), (room // 16 * 16 + 1, True)):
+            view = replace(line(tokens), expected_output_tokens=answer)
+            assert bind(view, where, policy)["r0"].ahead is ahead, (answer, tokens)
+
+
+@given(st.integers(0, 1600), st.integers(1, 40), st.floats(0, 1e4), st.floats(0, 2))
+def test_growth_never_gives_room_nor_takes_more_than_its_share(held: int, running: int, answer: float, growth: float) -> None:
+    view = instance("a", held=held, running=running)
+    plain = Vacancy.of(view).room_tokens(view.report, 1, 0.02)
+    room = Vacancy.of(view).room_tokens(view.report, 1, 0.02, growth * answer)
+    assert plain - 160 - 16 <= room <= plain
+
+
+def test_an_empty_instance_takes_whatever_fits() -> None:
+    assert not bind(replace(line(1600), expected_output_tokens=1e6), cluster(instance("a")), replace(PLAIN, growth=1.0))["r0"].ahead
 
 
 def test_without_backfill_nobody_passes() -> None:
     where = cluster(instance("a", held=1000, running=2))
-    policy = LateBinding(placement="freeness", backfill=False, ahead=0)
+    policy = replace(PLAIN, backfill=False, ahead=0)
     assert not bind(line(1200, 100), where, policy)
     assert "r1" in bind(line(1200, 100), where, replace(policy, backfill=True))
 
@@ -154,7 +180,7 @@ def test_a_burst_does_not_herd() -> None:
 def test_nobody_who_fits_waits_and_no_memory_is_given_twice(loads: list[tuple[int, int]], demands: list[int], placement: str) -> None:
     """Whatever the cluster: who is not bound ahead has room beside the others, and who is left fits nowhere any more."""
     views = [instance(f"i{n}", held=held if running else 0, running=running, cost=COST) for n, (held, running) in enumerate(loads)]
-    policy = LateBinding(placement="price" if placement == "price" else "freeness", watermark=0.0)
+    policy = replace(PLAIN, placement="price" if placement == "price" else "freeness", watermark=0.0)
     found = bind(line(*demands), cluster(*views), policy)
     for view in views:
         here = [binding for binding in found.values() if binding.instance == view.id]

@@ -1,4 +1,4 @@
-"""Long prompts among short ones that keep every instance busy: they start, and not much later than `age_bound_s` says."""
+"""Long prompts among short ones that keep every instance busy: they start, and not much later than `age_step_s` says."""
 
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -80,9 +80,13 @@ def arrive(name: str, tokens: int, at_s: float) -> Waiting:
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.integers(2, 5), st.sampled_from([0, 2]), st.integers(1, 3))
-def test_a_long_prompt_starts_soon_after_the_age_bound(seed: int, engines: int, ahead: int, longs: int) -> None:
+def test_a_long_prompt_starts_soon_once_it_is_old(seed: int, engines: int, ahead: int, longs: int) -> None:
     """Whether heads may be bound ahead at once or only once they are old; with more load than the instances can take."""
-    play = Play(LateBinding(placement="freeness", ahead=ahead, aged_share=0.5), Random(seed), [Engine(f"i{n}") for n in range(engines)])
+    play = Play(
+        LateBinding(placement="freeness", ahead=ahead, age_step_s=10.0, aged_share=0.5),
+        Random(seed),
+        [Engine(f"i{n}") for n in range(engines)],
+    )
     count = 0
     for step in range(int(60 / TICK_S)):
         now_s = step * TICK_S
@@ -94,5 +98,5 @@ def test_a_long_prompt_starts_soon_after_the_age_bound(seed: int, engines: int, 
         play.tick(now_s)
     waited_s = [play.started_s[f"long{n}"] - 20 * TICK_S for n in range(longs)]
     # An instance that is closed runs empty within the longest short answer (2.5 s); each long one may have to wait for one before it.
-    assert max(waited_s) <= (play.policy.age_bound_s if not ahead else 0) + longs * 2 * (2.5 + TICK_S) + (0 if ahead else TICK_S)
+    assert max(waited_s) <= (play.policy.age_step_s if not ahead else 0) + longs * 2 * (2.5 + TICK_S) + (0 if ahead else TICK_S)
     assert sum(name.startswith("short") for name in play.started_s) > 60  # and the others went on meanwhile

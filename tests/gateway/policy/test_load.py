@@ -60,7 +60,7 @@ def test_standing_sums_everything_that_is_there_or_coming() -> None:
     sums = standing(view, Tiers())
     assert (sums.free_tokens, sums.head_tokens, sums.running) == (1300, 50, 3)
     assert (sums.requests, sums.tokens) == (6, 100 + 200 + 80 + 100)
-    assert sums.weight == 10 + 2 + 1 + 1 + 1
+    assert sums.weight == 20 + 2 + 1 + 1 + 1
 
 
 def test_an_arriving_migration_counts_with_the_memory_it_has_reserved() -> None:
