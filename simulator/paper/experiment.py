@@ -1,8 +1,8 @@
 """PURE. What is run: each experiment as a list of scenarios, with the place its result has in tables and pictures.
 
 Rates are in requests a second, chosen so that under `llumnix` the median request hardly queues and the slowest 1 % queue for seconds to
-tens of seconds (the criterion of the paper): in 10,000 requests, the P99 of TTFT, as the geometric mean of seeds 21 to 32, is about 2 s at
-the low rate, 8 s at the middle one and 20 s at the high one. Experiments share runs: a run is known by its scenario.
+tens of seconds (the criterion of the paper), in runs of 10,000 requests: seconds at the low rate, tens of seconds at the high one.
+Shorter runs queue less. Experiments share runs: a run is known by its scenario.
 """
 
 from collections.abc import Iterable, Sequence
