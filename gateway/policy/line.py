@@ -24,7 +24,7 @@ from typing import Literal, Protocol
 
 from backend.registry.store import Candidate
 from gateway.policy.dispatch import DispatchPolicy, LeastLoaded, eligible
-from gateway.policy.seat import CLOSED, Seat, SeatMemory
+from gateway.policy.seat import CLOSED, Kept, Seat, SeatMemory
 from gateway.policy.tier import Tiers
 from gateway.policy.view import ClusterView, RequestView
 from migration.leg import InstanceId, RequestId
@@ -118,7 +118,8 @@ class LateBinding(_Remembering):
     def bind(self, line: LineView, cluster: ClusterView, rng: Random) -> Sequence[Binding]:
         if not line.waiting:
             return ()
-        seats = self._memory().seats(cluster.instances, self.growth * line.expected_output_tokens)
+        kept = (self.reserve_blocks, self.watermark, self.growth * line.expected_output_tokens)
+        seats = self._memory().seats(cluster.instances, kept)
         if not seats or not all(seat.is_measured for seat in seats):
             return self._bind_blindly(line, cluster, rng)
         bindings: list[Binding] = []
@@ -128,7 +129,7 @@ class LateBinding(_Remembering):
         for waiting in line.waiting:
             fitting = self._fitting(waiting, seats, line, rng) if waiting.tokens <= room else ()
             if fitting:
-                bindings.append(self._take(seats, fitting, waiting, ahead=False))
+                bindings.append(self._take(seats, fitting, waiting, kept, ahead=False))
                 if len(bindings) == len(line.waiting):
                     break
                 room = max(seat.room for seat in seats)
@@ -138,7 +139,7 @@ class LateBinding(_Remembering):
             if closed < min(aged_limit, self._ahead_at(line.now_s - waiting.arrived_s)):
                 roomiest = self._roomiest(waiting, seats, rng)
                 if roomiest is not None:
-                    bindings.append(self._take(seats, (roomiest,), waiting, ahead=True))
+                    bindings.append(self._take(seats, (roomiest,), waiting, kept, ahead=True))
                     room = max(seat.room for seat in seats)
                     closed += 1
                     continue
@@ -149,7 +150,7 @@ class LateBinding(_Remembering):
     def _memory(self) -> SeatMemory:
         memory: SeatMemory | None = getattr(self, "_seats", None)
         if memory is None:
-            memory = SeatMemory(self.tiers, self.reserve_blocks, self.watermark)
+            memory = SeatMemory(self.tiers)
             object.__setattr__(self, "_seats", memory)
         return memory
 
@@ -185,11 +186,11 @@ class LateBinding(_Remembering):
         ]
         return min(candidates)[-1] if candidates else None
 
-    def _take(self, seats: list[Seat], found: Sequence[int], waiting: Waiting, *, ahead: bool) -> Binding:
+    def _take(self, seats: list[Seat], found: Sequence[int], waiting: Waiting, kept: Kept, *, ahead: bool) -> Binding:
         """Bind it to the first that was found, and count it there."""
         best, *others = ((seats[at].view.report.instance, seats[at].claims) for at in found)
         weight = self.tiers.find(waiting.view.tier).weight
-        seats[found[0]] = seats[found[0]].taken(waiting.tokens, weight, self.reserve_blocks, ahead=ahead)
+        seats[found[0]] = seats[found[0]].taken(waiting.tokens, weight, kept, ahead=ahead)
         return Binding(waiting.view.request, *best, ahead, tuple(Candidate(*other) for other in others))
 
     def _bind_blindly(self, line: LineView, cluster: ClusterView, rng: Random) -> Sequence[Binding]:

@@ -1,11 +1,15 @@
 """PURE. An instance as bindings find it: what is left of it, and the parts of its price (price.py) that no request changes."""
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from gateway.policy.dispatch import Vacancy
 from gateway.policy.load import standing
 from gateway.policy.tier import Tiers
 from gateway.policy.view import InstanceView, ViewState
+
+Kept: TypeAlias = tuple[int, float, float]
+"""What is to stay free, as Vacancy.room_tokens takes it: blocks for each request, a share of the capacity, tokens for growth."""
 
 CLOSED = -(2**62)
 """The room of an instance that takes nobody more."""
@@ -22,6 +26,7 @@ class Seat:
     view: InstanceView
     models: tuple[str, ...]
     is_measured: bool
+    vacancy: Vacancy
     room: int
     claims: int
     requests: int
@@ -39,29 +44,30 @@ class Seat:
         """What placement_cost_s says of a request of that weight and so many tokens, here."""
         return steps * (weight * self.own_s + self.others_s) + tokens * (steps * self.per_token_s * (weight + self.weight) + self.stall_s)
 
-    def taken(self, tokens: int, weight: float, reserve_blocks: int, *, ahead: bool) -> "Seat":
+    def taken(self, tokens: int, weight: float, kept: Kept, *, ahead: bool) -> "Seat":
         """With one more request. Nobody else is to come where one was bound `ahead` of room, nor beyond the engine's batch."""
         report = self.view.report
-        block = report.block_tokens
-        room = self.room - (-(-tokens // block) * block + reserve_blocks * block)
-        if ahead or self.claims + 1 >= report.max_batch:
-            room = CLOSED
-        return _seat(self.view, room, self.claims + 1, self.requests + 1, self.running + 1, self.tokens + tokens, self.weight + weight)
+        vacancy = Vacancy(self.vacancy.free_tokens - -(-tokens // report.block_tokens) * report.block_tokens, self.vacancy.requests + 1)
+        closed = ahead or self.claims + 1 >= report.max_batch
+        room = CLOSED if closed else vacancy.room_tokens(report, *kept)
+        held = self.tokens + tokens
+        return _seat(self.view, vacancy, room, self.claims + 1, self.requests + 1, self.running + 1, held, self.weight + weight)
 
 
-def seat_of(view: InstanceView, tiers: Tiers, reserve_blocks: int, watermark: float, growth_tokens: float = 0.0) -> Seat:
+def seat_of(view: InstanceView, tiers: Tiers, kept: Kept) -> Seat:
     """The instance as it is."""
     sums, vacancy = standing(view, tiers), Vacancy.of(view)
-    room = vacancy.room_tokens(view.report, reserve_blocks, watermark, growth_tokens)
-    return _seat(view, room, view.claims, sums.requests, sums.running, sums.tokens, sums.weight)
+    room = vacancy.room_tokens(view.report, *kept)
+    return _seat(view, vacancy, room, view.claims, sums.requests, sums.running, sums.tokens, sums.weight)
 
 
-def _seat(view: InstanceView, room: int, claims: int, requests: int, running: int, tokens: int, weight: float) -> Seat:
+def _seat(view: InstanceView, vacancy: Vacancy, room: int, claims: int, requests: int, running: int, tokens: int, weight: float) -> Seat:
     cost = view.report.cost
     return Seat(
         view,
         view.report.models,
         view.report.is_measured,
+        vacancy,
         room,
         claims,
         requests,
@@ -77,20 +83,19 @@ def _seat(view: InstanceView, room: int, claims: int, requests: int, running: in
 
 
 class SeatMemory:
-    """Seats that need not be made again for each request, as long as an instance's report and claims are the same. For one set of rules."""
+    """Seats that need not be made again for each request, as long as an instance's report and claims are the same."""
 
-    def __init__(self, tiers: Tiers, reserve_blocks: int, watermark: float) -> None:
+    def __init__(self, tiers: Tiers) -> None:
         self._tiers = tiers
-        self._free = reserve_blocks, watermark
-        self._growth_tokens = 0.0
+        self._kept: Kept = (0, 0.0, 0.0)
         self._views: tuple[InstanceView, ...] = ()
         self._seats: list[Seat | None] = []
 
-    def seats(self, views: tuple[InstanceView, ...], growth_tokens: float) -> list[Seat]:
-        """Of those that are ready, in order; the list is the caller's. `growth_tokens`: see Vacancy."""
-        if growth_tokens != self._growth_tokens:
-            self._growth_tokens = growth_tokens
-            self._seats = [seat and self._with_growth(seat) for seat in self._seats]
+    def seats(self, views: tuple[InstanceView, ...], kept: Kept) -> list[Seat]:
+        """Of those that are ready, in order; the list is the caller's."""
+        if kept != self._kept:
+            self._kept = kept
+            self._seats = [seat and self._with_room(seat) for seat in self._seats]
         if len(views) == len(self._views):
             known = zip(views, self._views, self._seats, strict=True)
             self._seats = [seat if view is last else self._seat(view, seat) for view, last, seat in known]
@@ -106,8 +111,8 @@ class SeatMemory:
             last = known.view
             if last.report is view.report and last.claims == view.claims and last.claimed_tokens == view.claimed_tokens:
                 return known
-        return seat_of(view, self._tiers, *self._free, self._growth_tokens)
+        return seat_of(view, self._tiers, self._kept)
 
-    def _with_growth(self, seat: Seat) -> Seat:
-        room = Vacancy.of(seat.view).room_tokens(seat.view.report, *self._free, self._growth_tokens)
-        return _seat(seat.view, room, seat.claims, seat.requests, seat.running, seat.tokens, seat.weight)
+    def _with_room(self, seat: Seat) -> Seat:
+        room = seat.vacancy.room_tokens(seat.view.report, *self._kept)
+        return _seat(seat.view, seat.vacancy, room, seat.claims, seat.requests, seat.running, seat.tokens, seat.weight)

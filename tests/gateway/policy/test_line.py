@@ -244,8 +244,8 @@ def test_a_seat_asks_the_price_of_the_formula(weight: float, tokens: int) -> Non
 
     view = instance("a", held=700, running=3, waiting=(40,), cost=COST)
     for seat, (requests, held, others) in (
-        (seat_of(view, Tiers(), 1, 0.01), (0, 0, 0.0)),
-        (seat_of(view, Tiers(), 1, 0.01).taken(90, 10.0, 1, ahead=False), (1, 90, 10.0)),
+        (seat_of(view, Tiers(), (1, 0.01, 0.0)), (0, 0, 0.0)),
+        (seat_of(view, Tiers(), (1, 0.01, 0.0)).taken(90, 10.0, (1, 0.01, 0.0), ahead=False), (1, 90, 10.0)),
     ):
         sums = standing(view, Tiers())
         said = placement_cost_s(
@@ -258,3 +258,17 @@ def test_a_seat_asks_the_price_of_the_formula(weight: float, tokens: int) -> Non
             steps=200.0,
         )
         assert seat.price_s(weight, tokens, 200.0) == pytest.approx(said)
+
+
+def test_a_seat_that_is_taken_is_as_one_that_is_reported_so() -> None:
+    """Else what is bound in one pass would not be bound in two."""
+    from gateway.policy.seat import seat_of
+    from gateway.policy.tier import Tiers
+
+    kept = (1, 0.02, 0.4 * 256)
+    view = instance("a", held=320, running=2)
+    seat = seat_of(view, Tiers(), kept)
+    for count in range(1, 6):
+        seat = seat.taken(64, 1.0, kept, ahead=False)
+        claimed = replace(view, claims=2 + count, claimed_tokens=64 * (2 + count))
+        assert (seat.room, seat.claims) == (seat_of(claimed, Tiers(), kept).room, claimed.claims)
