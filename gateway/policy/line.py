@@ -173,11 +173,13 @@ class LateBinding(_Remembering):
         return (min(found)[-1],) if found else ()
 
     def _roomiest(self, waiting: Waiting, seats: Sequence[Seat], rng: Random) -> int | None:
-        """Where a head is bound ahead: nothing queued, large enough at all, and the most room."""
+        """Where a head is bound ahead: nothing queued, large enough at all, and the most room. Not where others were bound in this pass:
+        until their gateways have claimed it for them, a head would take it from them."""
         candidates = [
             (-seat.room, seat.claims, rng.random(), at)
             for at, seat in enumerate(seats)
             if seat.room > CLOSED
+            and seat.claims == seat.view.claims
             and not seat.view.report.waiting
             and seat.view.report.capacity_tokens >= waiting.tokens
             and seat.claims < seat.view.report.max_batch

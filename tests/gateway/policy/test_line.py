@@ -272,3 +272,13 @@ def test_a_seat_that_is_taken_is_as_one_that_is_reported_so() -> None:
         seat = seat.taken(64, 1.0, kept, ahead=False)
         claimed = replace(view, claims=2 + count, claimed_tokens=64 * (2 + count))
         assert (seat.room, seat.claims) == (seat_of(claimed, Tiers(), kept).room, claimed.claims)
+
+
+def test_no_head_is_bound_ahead_where_another_was_bound_in_the_same_pass() -> None:
+    """That one may be another gateway's to claim, and would find its room taken."""
+    where = cluster(instance("a", held=1100, running=3), full("b"))
+    found = bind(line(300, 900), where)
+    assert (found["r0"].instance, found["r0"].ahead) == ("a", False)
+    assert (found["r1"].instance, found["r1"].ahead) == ("b", True)
+    alone = cluster(instance("a", held=1100, running=3))
+    assert list(bind(line(300, 900), alone)) == ["r0"]
