@@ -72,5 +72,12 @@ PACES: Mapping[str, Pace] = {
     "vllm": Pace({**GATEWAY, **SLOW_GATEWAY}, {**VLLM, **BACKEND, **SLOW_BACKEND}, VLLM_ARGUMENTS, (10, 20, 30, 40, 50, 60), 180.0, 300.0),
 }
 """Patience is more than all of the fleet's own deadlines together."""
-SOAK = Pace({}, FAKE, (), PACES["fake"].output_tokens, 45.0, 60.0)
+FORGETFUL = {
+    "MIDSTREAM_RESUMABLE_TTL_S": "60",
+    "MIDSTREAM_RESPONSE_TTL_S": "60",
+    "MIDSTREAM_SWITCH_TTL_S": "60",
+    "MIDSTREAM_DECISIONS_KEPT": "200",
+}
+"""What is remembered for a while is complete within two minutes: what still grows then is not remembered but leaked."""
+SOAK = Pace(FORGETFUL, FAKE, (), PACES["fake"].output_tokens, 45.0, 60.0)
 """No faults, and the product's own deadlines."""
