@@ -33,6 +33,10 @@ def connection_of(scope: Scope) -> ClientConnection:
     return connection if isinstance(connection, ClientConnection) else ClientConnection()
 
 
+def _do_nothing() -> None:
+    """Of a connection that is lost, nothing is left to be reset."""
+
+
 class GatheringTransport(ClientConnection):
     """A server's transport that is such a connection. Everything else is the transport's own. `reset` closes it at once."""
 
@@ -58,7 +62,7 @@ class GatheringTransport(ClientConnection):
     def lost(self) -> None:
         """It is over; nobody is to be kept alive by it."""
         self._gathered.clear()
-        self._reset = super().abort
+        self._reset = _do_nothing
 
     def close(self) -> None:
         """After what was gathered, as after anything that was written."""

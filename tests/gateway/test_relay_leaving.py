@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from gateway.client_connection import GatheringTransport
 from gateway.downstream import Downstream
 from gateway.http_connection import Connection
 from gateway.passthrough import Passage
@@ -18,7 +19,7 @@ from tests.gateway.scripted import Exchange, Script, control, event, head_of_att
 
 BODY = b'{"model":"m","prompt":"x","stream":true}'
 EVENTS = told()
-KEPT = (Relay, Passage, Downstream, BoundedProtocol, Connection)
+KEPT = (Relay, Passage, Downstream, BoundedProtocol, Connection, GatheringTransport)
 STREAMS = "/midstream/streams/"
 RESUME = "/midstream/resume"
 
