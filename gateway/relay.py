@@ -365,7 +365,7 @@ class Relay:
         self._patience.reschedule(None)
         queued_ms = str(round(self._place.queued_s * 1e3)).encode()
         self._client.ours += [(b"x-midstream-instance", self._served_by.encode()), (b"x-midstream-queued-ms", queued_ms)]
-        if self._asked.path == RESPONSES:
+        if self._client.path == RESPONSES:
             self._tasks.create_task(remember_response(self._parts, RESPONSES, told, self._served_by))
         self._account.begin(self.tier, self._served_by)
 

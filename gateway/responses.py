@@ -43,8 +43,7 @@ class ResponsesExchange:
     """One request, whichever way it takes."""
 
     def __init__(self, parts: Composition, scope: Scope, client: Downstream, caller: Caller) -> None:
-        self._parts, self._scope, self._client = parts, scope, client
-        self._relay = Relay(parts, scope, client, caller)
+        self._parts, self._scope, self._client, self._caller = parts, scope, client, caller
         self._taken: Relay | Passage = Passage(parts, scope, client, caller)
 
     @property
@@ -80,5 +79,5 @@ class ResponsesExchange:
             await self._client.fail(error)
         else:
             if is_relayed(body):
-                self._taken = self._relay
+                self._taken = Relay(self._parts, self._scope, self._client, self._caller)
             await self._taken.serve()

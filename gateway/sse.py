@@ -58,8 +58,13 @@ class Event:
 
     @property
     def type(self) -> bytes:
-        """The event's type; empty for a plain one. Cheap for events that begin with `data:`."""
-        return b"" if self.raw.startswith(b"data") else self.field(b"event")
+        """The event's type; empty for a plain one. Cheap for events that begin with `data:`, or with their type."""
+        raw = self.raw
+        if raw.startswith(b"data"):
+            return b""
+        if raw.startswith(b"event:") and raw.count(b"event") == 1 and b"\r" not in raw:
+            return raw.partition(b"\n")[0].removeprefix(b"event:").removeprefix(b" ")
+        return self.field(b"event")
 
 
 class Decoder:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gateway.policy.dispatch import eligible
+from gateway.policy.dispatch import is_served
 from gateway.policy.view import ClusterView, RequestView
 from migration.leg import InstanceId
 
@@ -30,4 +30,4 @@ class Suspects:
         now_s = self._clock()
         self._until_s = {instance: until_s for instance, until_s in self._until_s.items() if until_s > now_s}
         careful = cluster.without(self._until_s.keys()) if self._until_s else cluster
-        return careful if eligible(request, careful) else cluster
+        return careful if is_served(request, careful) else cluster

@@ -67,6 +67,14 @@ async def until(condition: Callable[[], bool] | Callable[[], Awaitable[bool]], w
             await asyncio.sleep(0.002)
 
 
+async def until_still(count: Callable[[], int]) -> None:
+    """Wait until nothing is added any more."""
+    before = -1
+    while before != count():
+        before = count()
+        await asyncio.sleep(0.2)
+
+
 @dataclass(eq=False)
 class Rig:
     """A gateway, its store and its backends."""
@@ -127,3 +135,27 @@ async def make_rig(store: InstanceStore | None = None, **settings: Any) -> Async
 async def rig() -> AsyncIterator[Rig]:
     async with make_rig() as made:
         yield made
+
+
+@asynccontextmanager
+async def impatient_server(rig: Rig) -> AsyncIterator[list[bytes]]:
+    """An instance that promises to keep each connection, and closes it as soon as it has answered, or at the next request. Heads it got."""
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+            heads.append(head)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+            await writer.drain()
+            if len(heads) % 2:
+                await reader.read(1)
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        await rig.store.publish(report("k", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), ttl_s=1000)
+        yield heads

@@ -13,15 +13,16 @@ from backend.registry.instance import InstanceState
 from backend.registry.memory import MemoryStore
 from backend.registry.news import MemoryNews
 from backend.registry.redis import RedisStore
+from backend.registry.redis_news import CHANNEL
 from backend.registry.store import InstanceStore, StoreError
 from gateway.events import EventFeed, GatewayEvent
 from migration.leg import InstanceId
-from tests.backend.registry.conftest import redis_store, redis_url
+from tests.backend.registry.conftest import redis_store, redis_url, store
 from tests.gateway.conftest import Rig, make_rig, report, until
 from tests.gateway.scripted import Exchange, control, head_of_attachment, moving, shown, told
 from tests.gateway.test_admin import OUTCOME, moves, two
 
-__all__ = ["redis_store", "redis_url"]
+__all__ = ["redis_store", "redis_url", "store"]
 
 
 @pytest.fixture(autouse=True)
@@ -181,14 +182,6 @@ async def test_who_leaves_is_not_listening_any_more() -> None:
     assert not feed.heard
 
 
-@pytest.fixture(params=["memory", "redis"])
-def store(request: pytest.FixtureRequest) -> InstanceStore:
-    if request.param == "memory":
-        return MemoryStore(time.monotonic)
-    shared: RedisStore = request.getfixturevalue("redis_store")
-    return shared
-
-
 async def test_what_happens_at_another_gateway_is_told_too(store: InstanceStore) -> None:
     async with make_rig(store, gateway_id="g1") as here, make_rig(store, gateway_id="g2") as there:
         source, _ = await two(here)
@@ -208,10 +201,14 @@ async def test_what_happens_at_another_gateway_is_told_too(store: InstanceStore)
 
 async def heard(store: InstanceStore) -> None:
     """Return when both gateways hear what is told."""
-    if isinstance(store, MemoryStore):
-        await until(lambda: len(store.news._hearings) == 2)
-    else:
-        await asyncio.sleep(0.5)
+
+    async def both() -> bool:
+        if isinstance(store, RedisStore):
+            return dict(await store._link._redis.pubsub_numsub(CHANNEL))[CHANNEL] == 2
+        assert isinstance(store, MemoryStore)
+        return len(store.news._hearings) == 2
+
+    await until(both)
 
 
 async def test_what_makes_no_sense_is_passed_over() -> None:

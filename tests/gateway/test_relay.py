@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from backend.registry.instance import InstanceState
-from tests.gateway.conftest import BODY, Rig, make_rig, report, until
+from tests.gateway.conftest import BODY, Rig, make_rig, report, until, until_still
 from tests.gateway.scripted import Exchange, Script, answer_event, chunk, event, shown, told
 
 ERROR = b'{"error":{"message":"bad","type":"invalid_request_error","param":"n","code":400}}'
@@ -303,10 +303,7 @@ async def test_slow_client_holds_the_upstream_back(rig: Rig) -> None:
     async with rig.reading() as response:
         parts = response.aiter_raw()
         await anext(parts)
-        before = -1
-        while before != sent:
-            before = sent
-            await asyncio.sleep(0.2)
+        await until_still(lambda: sent)
         assert sent < 30_000_000
         content = sum([len(part) async for part in parts])
     assert sent == 1000 * len(big)

@@ -79,3 +79,23 @@ def test_an_event_whose_last_byte_may_be_half_a_line_end_is_whole_when_nothing_f
     decoder = Decoder(1000)
     assert decoder.feed(b"data: 1\r\rdata: 2\r\r") == [Event(None, b"data: 1\r\r")]
     assert decoder.finish() == [Event(None, b"data: 2\r\r")]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"event: message_stop\ndata: {}\n\n",
+        b"event:x\n\n",
+        b"event: a\nevent: b\n\n",
+        b"event: a\r\ndata: 1\r\n\r\n",
+        b"event: a\rdata: 1\r\r",
+        b'event: delta\ndata: {"text": "event: x"}\n\n',
+        b"event:  two\n\n",
+        b": c\nevent: late\n\n",
+        b"events: no\n\n",
+        b"event\n\n",
+    ],
+)
+def test_the_quick_way_to_a_type_finds_what_the_long_one_finds(raw: bytes) -> None:
+    event = Event(None, raw)
+    assert event.type == event.field(b"event")

@@ -7,7 +7,7 @@ import socket
 import httpx
 import pytest
 
-from tests.gateway.conftest import BODY, Rig, make_rig, report, until
+from tests.gateway.conftest import BODY, Rig, impatient_server, make_rig, report, until
 from tests.gateway.scripted import SSE, Exchange, chunk, shown, told
 from tests.gateway.test_relay import answers, streams
 
@@ -163,29 +163,10 @@ async def test_the_same_id_on_two_streams_at_once(rig: Rig) -> None:
 
 
 async def test_a_backend_that_closes_idle_connections_sooner_than_the_pool_is_no_failure(rig: Rig) -> None:
-    """It promises to keep each connection, and closes it as soon as it has answered, or at the next request."""
-    requests = 0
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal requests
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
-            requests += 1
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
-            await writer.drain()
-            if requests % 2:
-                await reader.read(1)
-        except asyncio.IncompleteReadError:
-            pass
-        finally:
-            writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        await rig.store.publish(report("k", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), ttl_s=1000)
+    async with impatient_server(rig) as asked:
         for _ in range(10):
             assert (await rig.ask(stream=False)).status_code == 200
-        assert requests == 10
+        assert len(asked) == 10
 
 
 async def test_nobody_listens_and_somebody_listens_who_never_answers() -> None:

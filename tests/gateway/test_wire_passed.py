@@ -12,7 +12,7 @@ import pytest
 
 from gateway.passthrough import GET_PATHS, POST_PATHS
 from gateway.routes import RELAYED_PATHS
-from tests.gateway.conftest import Rig, make_rig, report, until
+from tests.gateway.conftest import Rig, impatient_server, make_rig, report, until, until_still
 from tests.gateway.scripted import Exchange, Script, named, shown, told_message
 from tests.gateway.test_relay import FIRST_BYTE_FAULTS, answers, streams
 from tests.gateway.test_relay_leaving import until_metric
@@ -211,28 +211,10 @@ async def test_a_reset_within_a_chunk_ends_with_an_error(rig: Rig) -> None:
 
 
 async def test_a_backend_that_closes_idle_connections_sooner_than_the_pool_is_no_failure(rig: Rig) -> None:
-    requests = 0
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal requests
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
-            requests += 1
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
-            await writer.drain()
-            if requests % 2:
-                await reader.read(1)
-        except asyncio.IncompleteReadError:
-            pass
-        finally:
-            writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        await rig.store.publish(report("k", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), ttl_s=1000)
+    async with impatient_server(rig) as asked:
         for _ in range(10):
             assert (await ask(rig, WHOLE)).status_code == 200
-        assert requests == 10
+        assert len(asked) == 10
 
 
 @paths
@@ -253,10 +235,7 @@ async def test_a_slow_reader_holds_a_fast_instance_back(rig: Rig, path: str) -> 
     async with httpx.AsyncClient(base_url=rig.url, timeout=20) as client, client.stream("POST", path, json=BODY) as response:
         parts = response.aiter_raw()
         await anext(parts)
-        before = -1
-        while before != sent:
-            before = sent
-            await asyncio.sleep(0.2)
+        await until_still(lambda: sent)
         assert sent < 20_000_000
         content = sum([len(part) async for part in parts])
     assert sent == 600 * len(big)

@@ -278,6 +278,18 @@ class Fleet:
         answer.outcome = outcome
         return answer
 
+    async def twice(self, path: str, body: Mapping[str, Any], *, move_at: tuple[int, ...], mode: str = "live") -> tuple[Answer, Answer]:
+        """The same request moved and unmoved; checks that it did move, that both are equal, and that nothing is left held anywhere."""
+        before = await self.settle()
+        unmoved = await self.ask(path, body)
+        moved = await self.ask(path, body, move_at=move_at, mode=mode)
+        assert unmoved.status == moved.status == 200, (unmoved.body, moved.body)
+        assert moved.outcome is not None
+        assert moved.outcome["outcome"] == "moved", moved.outcome
+        assert moved.comparable == unmoved.comparable
+        assert await self.settle() == before
+        return moved, unmoved
+
     async def _move_at(self, request: RequestId, positions: tuple[int, ...], mode: str) -> dict[str, Any]:
         outcome: dict[str, Any] = {}
         for position in positions:
