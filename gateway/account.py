@@ -43,13 +43,13 @@ class Account:
         """The client is about to see its first byte."""
         self._served_by = served_by
         self._first_byte_s = self._clock() - self.arrived_s
-        self._metrics.first_byte_s.labels(tier).observe(self._first_byte_s)
+        self._metrics.labelled(self._metrics.first_byte_s, tier).observe(self._first_byte_s)
 
-    def relay(self, tokens: int, now_s: float, served_by: InstanceId) -> bool:
-        """So many tokens have come in all. True for the first."""
+    def relay(self, tokens: int, now_s: float, served_by: InstanceId, events: int = 1) -> bool:
+        """So many tokens have come in all, the latest in so many events that came together. True for the first."""
         self._tokens, self._served_by = tokens, served_by
         if self._times is not None:
-            self._times.note_tokens(tokens, now_s)
+            self._times.note_tokens(tokens, now_s, events)
         if not tokens or self._first_token_s is not None or self._asked is None:
             return False
         self._first_token_s = now_s

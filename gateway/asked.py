@@ -8,12 +8,12 @@ from gateway.access.caller import Caller
 from gateway.aliases import rename_model
 from gateway.downstream import Downstream
 from gateway.errors import RawHeaders
-from gateway.headers import find_header
+from gateway.headers import find_header, passed_headers, request_headers
 from gateway.openai import BodyFields, read_body
 from gateway.policy.tier import Tier, Tiers
 from gateway.priority import choose_tier
 from gateway.settings import GatewaySettings
-from migration.leg import RequestId
+from migration.leg import Leg, RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,12 @@ class Asked:
     def path(self) -> str:
         """The route that was asked for."""
         return self.target.partition("?")[0]
+
+    def headers_to(self, is_member: bool, leg: Leg, rank: int) -> RawHeaders:
+        """The headers of its request to an instance; what a llumlet has to know only to a member of the fleet."""
+        if not is_member:
+            return passed_headers(self.headers, leg.request)
+        return request_headers(self.headers, leg.request, self.tier.name, rank, leg.epoch)
 
     def told(self, request: RequestId) -> RawHeaders:
         """The headers of its answer that are known from the start."""

@@ -10,6 +10,38 @@ from migration.leg import InstanceId, Leg, RequestId
 RETRY_S = 0.05
 
 
+class Attached:
+    """The attachment of one relay, while it has one."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self._attachment: Attachment | None = None
+
+    @property
+    def epoch(self) -> int | None:
+        """The attachment's; None if there is none."""
+        return self._attachment.leg.epoch if self._attachment else None
+
+    def open(self, request: RequestId, moving: Moving, tasks: asyncio.TaskGroup) -> None:
+        """Attach, in place of what there was."""
+        self.drop()
+        self._attachment = Attachment(self._upstream, request, moving, tasks)
+
+    async def take(self, timeout_s: float) -> tuple[UpstreamResponse, Leg, InstanceId]:
+        """The open stream of the attachment that there is, which is the caller's from now on. Raises UpstreamFailed."""
+        attachment = self._attachment
+        assert attachment is not None
+        response = await attachment.take(timeout_s)
+        self._attachment = None
+        return response, attachment.leg, attachment.instance
+
+    def drop(self) -> None:
+        """Idempotent."""
+        if self._attachment is not None:
+            self._attachment.close()
+            self._attachment = None
+
+
 class Attachment:
     """Attaches at once, in a task of the relay's group. What the instance says is held, up to a bound, by the connection itself.
 

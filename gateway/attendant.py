@@ -25,13 +25,14 @@ class Attendant:
         self._clock = clock
         self._tier = tier
         self._instance = InstanceId("")
-        self._since_s = 0.0
+        self.heard_at_s = 0.0
+        """When the relay began to wait, or was last told something meanwhile; said by the relay."""
         self._cut: Callable[[], None] | None = None
         self._waits = 0
 
     def listen(self, instance: InstanceId, cut: Callable[[], None]) -> None:
         """The relay waits for that instance, until `rest`. `cut` ends it: whoever waits hears of a failure."""
-        self._instance, self._cut, self._since_s = instance, cut, self._clock()
+        self._instance, self._cut, self.heard_at_s = instance, cut, self._clock()
         self._waits += 1
 
     def rest(self) -> None:
@@ -61,15 +62,15 @@ class Attendant:
                 return
             except TimeoutError:
                 pass
-            wait, cut = self._waits, self._cut
-            if cut is not None and await self._is_dead() and cut is self._cut and wait == self._waits:
+            wait, cut = (self._waits, self.heard_at_s), self._cut
+            if cut is not None and await self._is_dead() and cut is self._cut and wait == (self._waits, self.heard_at_s):
                 cut()
             if settings.keepalive_interval_s and self._clock() - self._client.sent_at_s >= settings.keepalive_interval_s:
                 await self._client.keep_alive()
 
     async def _is_dead(self) -> bool:
         settings, instance = self._settings, self._instance
-        silent_s = self._clock() - self._since_s
+        silent_s = self._clock() - self.heard_at_s
         if silent_s > settings.idle_timeout_s:
             return True
         if silent_s < patience_s(self._tier, settings.hang_timeout_s, 0.0):

@@ -8,9 +8,21 @@ from starlette.types import Scope
 
 _EXTENSION = "midstream.connection"
 
+ROOM_BYTES = 32 * 1024
+"""What may wait for a client that reads slowly before it is waited for; less than a server lets wait."""
+
+_CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
+
 
 class ClientConnection:
     """Of a server that is not ours: nothing can be done."""
+
+    has_room = False
+    """A chunk of an answer under way may be written past the server, now, and need not be waited for."""
+
+    def write_chunk(self, data: bytes) -> None:
+        """Write one, if there is room. Not empty: that would end the answer."""
+        raise NotImplementedError
 
     def abort(self) -> None:
         """Reset it."""
@@ -44,24 +56,36 @@ class GatheringTransport(ClientConnection):
         self._transport = transport
         self._reset = reset
         self._gathered: list[bytes] = []
+        self._is_chunked = False
         self.write: Callable[[bytes], None] = transport.write
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
+    @property
+    def has_room(self) -> bool:  # type: ignore[override]
+        transport = self._transport
+        return self._is_chunked and not transport.is_closing() and transport.get_write_buffer_size() < ROOM_BYTES
+
+    def write_chunk(self, data: bytes) -> None:
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
     def gather(self) -> None:
+        self._is_chunked = False
         self.write = self._gathered.append
 
     def flush(self) -> None:
         if self._gathered:
             data = b"".join(self._gathered)
             self._gathered.clear()
+            self._is_chunked = _CHUNKED in data[: data.find(b"\r\n\r\n") + 2]
             self._transport.write(data)
         self.write = self._transport.write
 
     def lost(self) -> None:
         """It is over; nobody is to be kept alive by it."""
         self._gathered.clear()
+        self._is_chunked = False
         self._reset = _do_nothing
 
     def close(self) -> None:

@@ -18,6 +18,12 @@ async def within(timeout_s: float | None, doing: Coroutine[Any, Any, T]) -> T:
         return await _rest_of(doing, step)
 
 
+def expire(timeout: asyncio.Timeout) -> None:
+    """Let it expire now."""
+    if not timeout.expired():
+        timeout.reschedule(asyncio.get_running_loop().time())
+
+
 @types.coroutine
 def _rest_of(doing: Coroutine[Any, Any, T], step: Any) -> Generator[Any, Any, T]:
     """The rest of a coroutine that waits for `step`: what `await` does, from the middle on."""

@@ -34,7 +34,8 @@ class Downstream:
         self._receive = receive
         self._asgi_send = send
         self._write_timeout_s = write_timeout_s
-        self._connection = connection or ClientConnection()
+        self.connection = connection or ClientConnection()
+        """For what is written past the server, while the stream is open; then `sent_at_s` is to be kept."""
         self._clock = clock
         self.path = path
         self._body: bytes | None = None
@@ -121,20 +122,20 @@ class Downstream:
 
     async def _send_body(self, data: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        self._connection.flush()
+        self.connection.flush()
 
     async def _send(self, message: Message) -> None:
         """Waits while the client does not read, up to the deadline; then its connection is reset, and it has left. Raises ClientTooSlow."""
         try:
             await within(self._write_timeout_s, _sending(self._asgi_send, message))
         except TimeoutError:
-            self._connection.abort()
+            self.connection.abort()
             raise ClientTooSlow from None
 
     async def _send_head(self, status: int, headers: RawHeaders) -> None:
         """It leaves with what comes next, which comes at once."""
         async with self._sending:
-            self._connection.gather()
+            self.connection.gather()
             await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
             self.sent_at_s = self._clock()
 

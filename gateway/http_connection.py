@@ -10,6 +10,9 @@ from typing import cast
 
 import httptools
 
+Take = Callable[[bytes], bool]
+"""Shown bytes as they come; says whether that settles them."""
+
 HIGH_WATER_BYTES = 256 * 1024
 MAX_HEAD_BYTES = 256 * 1024
 
@@ -17,11 +20,12 @@ MAX_HEAD_BYTES = 256 * 1024
 class Answer:
     """An answer under way: its head, and those of its bytes that nobody has read yet."""
 
-    __slots__ = ("_connection", "_waiter", "buffered", "complete", "fault", "has_head", "headers", "parts", "status")
+    __slots__ = ("_connection", "_take", "_waiter", "buffered", "complete", "fault", "has_head", "headers", "parts", "status")
 
     def __init__(self, connection: "Connection") -> None:
         self._connection = connection
         self._waiter: asyncio.Future[None] | None = None
+        self._take: Take | None = None
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.has_head = False
@@ -35,17 +39,28 @@ class Answer:
         while not self.has_head:
             await self._wait()
 
-    async def read(self) -> bytes:
-        """All bytes that are there, or the next to come; empty at a clean end. Raises OSError."""
+    async def read(self, take: Take | None = None) -> bytes:
+        """All bytes that are there, or the next to come; empty at a clean end. Raises OSError, and what `take` raises.
+
+        While nothing is there, `take` is shown what comes, before anybody wakes: what it settles is not read.
+        """
         while not self.parts:
             if self.complete:
                 return b""
-            await self._wait()
+            self._take = take
+            try:
+                await self._wait()
+            finally:
+                self._take = None
+        data = self._joined()
+        if self._connection.is_held_back:
+            self._connection.let_go()
+        return data
+
+    def _joined(self) -> bytes:
         data = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
         self.parts.clear()
         self.buffered = 0
-        if self._connection.is_held_back:
-            self._connection.let_go()
         return data
 
     def close(self) -> None:
@@ -58,6 +73,21 @@ class Answer:
         """Nothing more comes."""
         if not self.complete and self.fault is None:
             self.fault = fault
+        self.wake()
+
+    def come(self) -> None:
+        """Bytes have come, and more will."""
+        if self._take is not None and self.parts:
+            data = self._joined()
+            try:
+                if self._take(data):
+                    return
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is raised to whoever reads
+                self._take = None
+                if self._waiter is not None and not self._waiter.done():
+                    self._waiter.set_exception(error)
+            self.parts.append(data)
+            self.buffered = len(data)
         self.wake()
 
     def wake(self) -> None:
@@ -139,9 +169,12 @@ class Connection(asyncio.Protocol):
                 self._break(ConnectionError("the head of the answer is too long"))
             elif answer.complete:
                 self._finish(answer)
-            elif answer.buffered > HIGH_WATER_BYTES and not self.is_held_back:
-                self.is_held_back = True
-                self._transport.pause_reading()
+            else:
+                answer.come()
+                if answer.buffered > HIGH_WATER_BYTES and not self.is_held_back:
+                    self.is_held_back = True
+                    self._transport.pause_reading()
+                return
         answer.wake()
 
     def eof_received(self) -> bool:

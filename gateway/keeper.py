@@ -1,8 +1,8 @@
 """One stream whose client may come back elsewhere: its events' ids, and its tokens in the store, as long as it is ours."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 from backend.registry.store import StoreError
 from backend.registry.stream import Appended, KeptStream, StreamStore
@@ -23,12 +23,14 @@ class Keeper(Protocol):
 
     ended: asyncio.Event
     """The relay is over, and has let everything go."""
+    marks: bool
+    """Events are changed by `mark`."""
 
     def mark(self, event: Event, transcript: Transcript) -> bytes:
         """A new event as the client gets it. Raises StreamDiverged if what came before it is not what the client has seen."""
 
-    async def run(self, transcript: Callable[[], Transcript], place: Place) -> None:
-        """Beside the relay, until cancelled. Raises StreamTaken, once another connection has the stream."""
+    def beside(self, transcript: Callable[[], Transcript], place: Place) -> Sequence[Coroutine[Any, Any, None]]:
+        """To be run beside the relay, and cancelled. Raise StreamTaken, once another connection has the stream."""
 
     async def close(self, transcript: Transcript, place: Place) -> None:
         """The relay ends: keep what is new, if anything is kept."""
@@ -37,21 +39,25 @@ class Keeper(Protocol):
 class Unkept:
     """The client cannot come back."""
 
+    marks = False
+
     def __init__(self) -> None:
         self.ended = asyncio.Event()
 
     def mark(self, event: Event, transcript: Transcript) -> bytes:
         return event.raw
 
-    async def run(self, transcript: Callable[[], Transcript], place: Place) -> None:
-        """Nothing to do."""
+    def beside(self, transcript: Callable[[], Transcript], place: Place) -> Sequence[Coroutine[Any, Any, None]]:
+        return ()
 
     async def close(self, transcript: Transcript, place: Place) -> None:
         """Nothing to do."""
 
 
 class StoreKeeper:
-    """Owned by one relay, which lets it `run` beside itself. `seen`: what the client has seen elsewhere; `tokens`: how many are kept."""
+    """Owned by one relay, which runs it beside itself. `seen`: what the client has seen elsewhere; `tokens`: how many are kept."""
+
+    marks = True
 
     def __init__(
         self,
@@ -97,6 +103,9 @@ class StoreKeeper:
     def follow(self, transcript: Transcript) -> None:
         """What is kept is of this transcript."""
         self._transcript = transcript
+
+    def beside(self, transcript: Callable[[], Transcript], place: Place) -> Sequence[Coroutine[Any, Any, None]]:
+        return (self.run(transcript, place),)
 
     async def run(self, transcript: Callable[[], Transcript], place: Place) -> None:
         """The new tokens are written at intervals."""

@@ -42,6 +42,7 @@ class Metrics:
         self._named: set[tuple[str, str]] = set()
         prefix = PREFIX
         self.timings = Timings(registry, prefix)
+        self.labelled = self.timings.labelled
         self.requests = Counter(
             f"{prefix}_requests", "Requests that are over, by tier and outcome ('ok' or a reason).", ["tier", "outcome"], registry=registry
         )

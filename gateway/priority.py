@@ -14,6 +14,8 @@ from gateway.policy.tier import Tier, Tiers
 
 HEADERS = ("priority", "x-smg-priority", "x-dynamo-request-priority", "x-gateway-inference-objective")
 
+_HEADERS = frozenset(name.encode() for name in HEADERS)
+
 WORDS: dict[str, Callable[[Tiers], Tier]] = {
     **dict.fromkeys(("system", "interactive", "priority"), lambda tiers: tiers.most_urgent),
     **dict.fromkeys(("default", "auto", "standard_only"), lambda tiers: tiers.find(tiers.default)),
@@ -31,7 +33,7 @@ class TierChoice:
 
 def choose_tier(headers: RawHeaders, fields: BodyFields, tiers: Tiers) -> TierChoice:
     """The first of the places above that says anything decides."""
-    if any(find_header(headers, name.encode()) is not None for name in HEADERS):
+    if any(name in _HEADERS for name, _ in headers):
         return choose_tier_of_headers(headers, tiers)
     if fields.priority:
         return TierChoice(tiers.most_urgent if fields.priority < 0 else tiers.least_urgent)

@@ -10,8 +10,10 @@ connection and gives the claim back.
 """
 
 import asyncio
+from collections.abc import Coroutine, Iterable
 from contextlib import AsyncExitStack
 from traceback import clear_frames
+from typing import Any
 
 from starlette.types import Scope
 
@@ -19,11 +21,12 @@ from backend.registry.instance import InstanceKind
 from gateway.access.caller import Caller
 from gateway.account import Account
 from gateway.asked import read_request
-from gateway.attachment import Attachment
+from gateway.attachment import Attached
 from gateway.attempts import Attempts, Next
 from gateway.attendant import Attendant
 from gateway.composition import Composition
-from gateway.control import Answer, Control, ControlError, Head, Kept, Lost, Moved, Moving, Released, parse_control
+from gateway.control import Answer, Control, ControlError, Head, Kept, Moving, parse_control
+from gateway.deadline import expire
 from gateway.downstream import Downstream
 from gateway.errors import (
     ClientLeft,
@@ -39,8 +42,8 @@ from gateway.errors import (
     UpstreamUnreachable,
     first_error,
 )
-from gateway.headers import find_header, request_headers
-from gateway.joint import tell_joint
+from gateway.headers import find_header
+from gateway.joint import Joint
 from gateway.keeper import Keeper, Unkept
 from gateway.policy.view import InstanceView
 from gateway.request_log import RequestEntry
@@ -49,11 +52,14 @@ from gateway.seeking import seek
 from gateway.sse import Decoder, Event, EventTooLong
 from gateway.stored import remember_response
 from gateway.stream_ends import RESPONSES, last_events
-from gateway.tasks import Tasks
+from gateway.tasks import Tasks, beside
 from gateway.transcript import Transcript, Verdict
-from gateway.turn import Turn
+from gateway.turn import Turn, turn_of
 from gateway.upstream import UpstreamResponse
 from migration.leg import InstanceId, Leg, RequestId
+
+WATCHED_AFTER_S = 0.05
+"""What is over sooner needs nobody who sees its client leave."""
 
 TAIL_S = 1.0
 """What an instance gets to close its stream in good order once the answer is complete."""
@@ -63,17 +69,17 @@ class Relay:
     """One request, from its first byte to its last."""
 
     def __init__(self, parts: Composition, scope: Scope, client: Downstream, caller: Caller) -> None:
-        self._parts, self._settings = parts, parts.settings
+        self._parts, self._settings, self._clock = parts, parts.settings, parts.clock
         self._client, self._caller, self._scope = client, caller, scope
         self._transcript = Transcript(last_events(scope["path"]))
         self._memory = parts.token_memory.share()
         self._attempts = Attempts(self._settings.max_attempts, self._settings.max_resumes)
-        self._served_by = self._shown_by = InstanceId("")
+        self._served_by = InstanceId("")
         self._head: Head | None = None
-        self._attachment: Attachment | None = None
+        self._attached = Attached(parts.upstream)
         self._account = Account(parts.metrics, parts.clock)
-        self._read_at_s = self._event_at_s = self._account.arrived_s
-        self._gap_leg: Leg | None = None
+        self._read_at_s = self._account.arrived_s
+        self._joint = Joint(self._read_at_s)
         self._request = RequestId("")
         self._keeper: Keeper = Unkept()
         self.tier, self.outcome = parts.policy.tiers.default, "failed"
@@ -99,16 +105,14 @@ class Relay:
             self._attendant = Attendant(self._client, parts.ledger, parts.settings, parts.clock, self.tier)
             placed = parts.ledger.place(self._request, self.tier, self._asked.fields.prompt_tokens)
             async with placed as self._place, Tasks() as self._tasks:
-                beside = (self._attendant.run(), self._keeper.run(lambda: self._transcript, self._place))
-                watchers = [self._tasks.create_task(one) for one in beside]
                 try:
-                    await self._run()
-                except GatewayError as error:
-                    await self._fail(error)
+                    with beside(self._tasks, WATCHED_AFTER_S, self._watchers):
+                        try:
+                            await self._run()
+                        except GatewayError as error:
+                            await self._fail(error)
                 finally:
-                    for watcher in watchers:
-                        watcher.cancel()
-                    self._drop_attachment()
+                    self._attached.drop()
                     await self._keeper.close(self._transcript, self._place)
                     self._memory.cover(0)
         except* ClientTooSlow:
@@ -120,6 +124,9 @@ class Relay:
         finally:
             self._attempts.failure = None  # its traceback knows this relay
             parts.streams.end(self._request, self._keeper)
+
+    def _watchers(self) -> Iterable[Coroutine[Any, Any, None]]:
+        return (self._attendant.run(), *self._keeper.beside(lambda: self._transcript, self._place))
 
     async def _admit(self) -> None:
         """Read the request, and let it in. Raises GatewayError, ClientLeft."""
@@ -157,7 +164,7 @@ class Relay:
 
         What the client has seen is never told again: it is gone on from, or the answer ends.
         """
-        self._drop_attachment()
+        self._attached.drop()
         if not isinstance(failure, UpstreamLetGo):
             await self._blame()
         if isinstance(failure, UpstreamUnreachable):
@@ -170,7 +177,7 @@ class Relay:
         if decision.next is Next.SHOW:
             raise self._attempts.failure or failure
         if decision.next is Next.ANEW:
-            self._transcript, self._head, self._gap_leg = self._transcript.fresh(), None, None
+            self._transcript, self._head, self._joint.leg = self._transcript.fresh(), None, None
             self._memory.cover(0)
             self._parts.metrics.retries.labels(failure.reason).inc()
 
@@ -188,7 +195,7 @@ class Relay:
             self._deadline.reschedule(asyncio.get_running_loop().time() + patience_s)
         try:
             async with asyncio.timeout(patience_s) as self._patience, AsyncExitStack() as legs:
-                with self._attendant.listening(instance.id, self._lose_patience):
+                with self._attendant.listening(instance.id, lambda: expire(self._patience)):
                     opened = await self._open(instance)
                 response = await legs.enter_async_context(opened)
                 if not response.is_event_stream:
@@ -203,28 +210,21 @@ class Relay:
     async def _open(self, instance: InstanceView) -> UpstreamResponse:
         """Ask an instance to begin, or to go on with what the client has been shown."""
         asked, leg = self._asked, Leg(self._request, self._attempts.next_epoch())
-        headers = request_headers(asked.headers, leg.request, self.tier, self._parts.policy.rank_of(self.tier), leg.epoch)
+        headers = asked.headers_to(instance.is_member, leg, self._parts.policy.rank_of(self.tier))
         if self._attempts.resuming is None:
             return await self._parts.upstream.post(instance.report.url, asked.target, headers, asked.body, member=instance.is_member)
-        self._gap_leg = leg
+        self._joint.leg = leg
         self._transcript.rejoin()
         order = resume_order(leg, self.tier, asked.target, headers, asked.body, self._transcript)
         return await self._parts.upstream.resume(instance.report.url, order)
 
-    def _lose_patience(self) -> None:
-        if not self._patience.expired():
-            self._patience.reschedule(asyncio.get_running_loop().time())
-
     async def _pass_whole(self, response: UpstreamResponse) -> None:
         """An answer that is not a stream, verbatim. Raises UpstreamRefused for a 5xx."""
         body = await response.read_all(self._settings.max_answer_bytes)
-        if response.status >= 500:
-            raise UpstreamRefused(response.status, response.headers, body)
-        if self._attempts.resuming is not None:
+        if self._attempts.resuming is not None and response.status < 500:
             raise UpstreamBroken(f"The instance does not go on with the request (status {response.status}).")
-        self._begin(body)
         self.outcome = "ok" if response.status < 400 else "request_refused"
-        await self._client.answer(response.status, response.headers, body)
+        await self._answer(Answer(response.status, tuple(response.headers), body))
 
     # ------------------------------------------------------------------ one stream
 
@@ -233,7 +233,7 @@ class Relay:
         decoder = Decoder(self._settings.max_answer_bytes)
         while True:
             try:
-                chunk = await self._read(response)
+                chunk = await self._read(response, decoder)
                 turn = await self._deliver(decoder.feed(chunk) if chunk else decoder.finish())
                 if self._transcript.complete:
                     return await self._close(response)
@@ -244,18 +244,33 @@ class Relay:
             except EventTooLong as error:
                 raise UpstreamBroken(f"The instance sent {error}.") from error
             except UpstreamBroken:
-                if self._attachment is None:
+                if self._attached.epoch is None:
                     raise
                 await self._blame()
                 return Turn.SWITCH
 
-    async def _read(self, response: UpstreamResponse) -> bytes:
+    async def _read(self, response: UpstreamResponse, decoder: Decoder) -> bytes:
+        """The next bytes, but for those that take the quick way."""
+        is_quick = self._client.started and decoder.is_between_events and not self._patience.when() and not self._keeper.marks
         self._attendant.listen(self._served_by, response.close)
         try:
-            return await response.read()
+            return await response.read(self._pass if is_quick else None)
         finally:
             self._attendant.rest()
-            self._read_at_s = self._parts.clock()
+            self._read_at_s = self._clock()
+
+    def _pass(self, data: bytes) -> bool:
+        """The quick way: most reads bring the client's next events and nothing else. They leave as they come, and nobody wakes for it."""
+        client, transcript = self._client, self._transcript
+        if not client.connection.has_room or (passed := transcript.pass_on(data)) is None:
+            return False
+        shown, brought = passed
+        if shown:
+            client.connection.write_chunk(shown)
+        client.sent_at_s = self._attendant.heard_at_s = self._joint.shown_at_s = now_s = self._clock()
+        if brought:
+            self._count_tokens(now_s, brought)
+        return True
 
     async def _deliver(self, events: list[Event]) -> Turn | None:
         """Hand over the client's part of what one read brought, in one write. Says if this stream is over. Raises UpstreamFailed."""
@@ -300,62 +315,44 @@ class Relay:
             return False
         self._note_joint()
         self._attempts.progressed()
-        self._memory.follow(self._transcript)
         if self._transcript.tokens > 0 and self._deadline.when() is not None:
             self._deadline.reschedule(None)
-        self._event_at_s, self._shown_by = self._read_at_s, self._served_by
-        if self._account.relay(self._transcript.tokens, self._read_at_s, self._served_by) and self._place.ahead:
-            self._tasks.create_task(self._parts.ledger.started(self._place))
+        self._joint.show(self._read_at_s, self._served_by)
+        self._count_tokens(self._read_at_s, 1)
         return True
 
+    def _count_tokens(self, now_s: float, events: int) -> None:
+        self._memory.follow(self._transcript)
+        if self._account.relay(self._transcript.tokens, now_s, self._served_by, events) and self._place.ahead:
+            self._tasks.create_task(self._parts.ledger.started(self._place))
+
     def _obey(self, control: Control) -> Turn | None:
-        """React to a control event, without waiting. Raises UpstreamBroken if it leaves nothing to go on with."""
+        """React to a control event, without waiting. Raises UpstreamFailed if it leaves nothing to go on with."""
         match control:
             case Head():
                 self._head = control
             case Moving(epoch) if epoch > self._attempts.epoch:
                 self._attempts.announced(epoch)
-                self._drop_attachment()
-                self._attachment = Attachment(self._parts.upstream, self._request, control, self._tasks)
-            case Kept(epoch) if self._attachment is not None and self._attachment.leg.epoch == epoch:
-                self._drop_attachment()
-            case Moved(epoch) if self._attachment is None or self._attachment.leg.epoch != epoch:
-                raise UpstreamBroken("The request moved to an instance that was not announced.")
-            case Lost(reason) if self._attachment is None:
-                raise UpstreamLetGo(f"The instance lost the request ({reason}).")
-            case Released(reason):
-                raise UpstreamLetGo(f"The instance let the request go ({reason}).")
-            case Moved() | Lost():
-                return Turn.SWITCH
-        return None
+                self._attached.open(self._request, control, self._tasks)
+            case Kept(epoch) if epoch == self._attached.epoch:
+                self._attached.drop()
+        return turn_of(control, self._attached.epoch)
 
     # ------------------------------------------------------------------ switching
 
     async def _take_attachment(self) -> UpstreamResponse:
         """Make the attachment the stream, and its instance the one that has the claim. Raises UpstreamFailed."""
-        attachment = self._attachment
-        if attachment is None:
-            raise UpstreamBroken("The request moved to an instance that was not announced.")
-        response = await attachment.take(self._settings.attach_timeout_s)
-        self._served_by, self._attachment = attachment.instance, None
-        self._attempts.epoch = attachment.leg.epoch
+        response, self._joint.leg, self._served_by = await self._attached.take(self._settings.attach_timeout_s)
+        self._attempts.epoch = self._joint.leg.epoch
         self._transcript.rejoin()
-        self._gap_leg = attachment.leg
         self._parts.metrics.switches.inc()
-        self._tasks.create_task(self._parts.ledger.move(self._place, attachment.instance))
+        self._tasks.create_task(self._parts.ledger.move(self._place, self._served_by))
         return response
 
     def _note_joint(self) -> None:
         """The client's stream goes on at another instance: it moved there, or was resumed there."""
-        if self._gap_leg is not None:
-            gap_s = self._read_at_s - self._event_at_s
-            self._tasks.create_task(tell_joint(self._parts, self._gap_leg, self._shown_by, self._served_by, gap_s, self._attempts.joined()))
-            self._gap_leg = None
-
-    def _drop_attachment(self) -> None:
-        if self._attachment is not None:
-            self._attachment.close()
-            self._attachment = None
+        if (leg := self._joint.leg) is not None:
+            self._tasks.create_task(self._joint.tell(self._parts, leg, self._read_at_s, self._served_by, self._attempts.joined()))
 
     # ------------------------------------------------------------------ to the client
 

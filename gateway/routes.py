@@ -89,8 +89,9 @@ class Endpoint:
             log.exception("a request failed in the gateway")
             await client.fail(GatewayError())
         finally:
-            parts.metrics.requests.labels(exchange.tier, exchange.outcome).inc()
-            parts.metrics.duration_s.labels(exchange.tier).observe(parts.clock() - arrived_s)
+            metrics = parts.metrics
+            metrics.labelled(metrics.requests, exchange.tier, exchange.outcome).inc()
+            metrics.labelled(metrics.duration_s, exchange.tier).observe(parts.clock() - arrived_s)
             await caller.settle(exchange.used_tokens)
             entry = exchange.end()
             if entry is not None:

@@ -5,10 +5,12 @@ line of an event: `id: TOKENS.SUB;IDS`. It is taken off; every other byte is kep
 """
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
+
+END_MARK = b"[DONE]"
 
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
-_CURSOR = re.compile(rb"id: ?(\d{1,12})\.(\d{1,12});([\d,]*)(?>\r\n|\n|\r)")
+CURSOR = re.compile(rb"id: ?(\d{1,12})\.(\d{1,12});([\d,]*)(?>\r\n|\n|\r)")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -16,8 +18,7 @@ class EventTooLong(ValueError):
     """An event grew over the decoder's limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(NamedTuple):
     """After this event the client has seen `tokens` output tokens; `sub` counts events at that number; `ids` are new since the last."""
 
     tokens: int
@@ -25,8 +26,7 @@ class Cursor:
     ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One event: its cursor, and its bytes as they came, without the cursor's line but with everything up to the empty line."""
 
     cursor: Cursor | None
@@ -35,7 +35,7 @@ class Event:
     @property
     def is_blank(self) -> bool:
         """Nothing but line ends: a cursor with no data."""
-        return not self.raw.strip(b"\r\n")
+        return len(self.raw) <= 4 and not self.raw.strip(b"\r\n")
 
     @property
     def is_comment(self) -> bool:
@@ -45,7 +45,7 @@ class Event:
     @property
     def is_done(self) -> bool:
         """The whole event is OpenAI's end mark. A text that merely contains "[DONE]" is not."""
-        return len(self.raw) <= 20 and self.raw.strip(b"\r\n") in (b"data: [DONE]", b"data:[DONE]")
+        return len(self.raw) <= 20 and self.raw.strip(b"\r\n") in (b"data: " + END_MARK, b"data:" + END_MARK)
 
     def field(self, name: bytes) -> bytes:
         """The values of one field, joined by newlines as the standard says; empty if there is none."""
@@ -102,6 +102,11 @@ class Decoder:
         self._searched = max(0, len(held) - 3)
         return events
 
+    @property
+    def is_between_events(self) -> bool:
+        """Nothing is held back."""
+        return not self._held
+
     def finish(self) -> list[Event]:
         """The response is over. What is left is no event, as the standard says, unless it ends with a CR that could have been half of a
         CR LF, or is an end mark that lacks its empty line."""
@@ -134,8 +139,12 @@ def _plain_event(raw: bytes) -> Event:
 
 
 def _event(raw: bytes) -> Event:
-    match = _CURSOR.match(raw) if raw.startswith(b"id:") else None
-    if match is None:
-        return Event(None, raw)
-    ids = tuple(int(word) for word in match[3].split(b",") if word)
-    return Event(Cursor(int(match[1]), int(match[2]), ids), raw[match.end() :])
+    match = CURSOR.match(raw) if raw.startswith(b"id:") else None
+    return Event(cursor_of(match), raw[match.end() :]) if match else Event(None, raw)
+
+
+def cursor_of(match: re.Match[bytes]) -> Cursor:
+    """What a match of CURSOR says."""
+    tokens, sub, ids = match.groups()
+    each = (int(ids),) if ids.isdigit() else tuple([int(word) for word in ids.split(b",") if word])
+    return Cursor(int(tokens), int(sub), each)

@@ -1,8 +1,11 @@
-"""A task group whose failure keeps nothing alive."""
+"""A task group whose failure keeps nothing alive, and tasks that run beside others."""
 
 import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from traceback import clear_frames
 from types import TracebackType
+from typing import Any
 
 
 class Tasks(asyncio.TaskGroup):
@@ -17,6 +20,19 @@ class Tasks(asyncio.TaskGroup):
             raise
         finally:
             del error, trace
+
+
+@contextmanager
+def beside(group: asyncio.TaskGroup, after_s: float, make: Callable[[], Iterable[Coroutine[Any, Any, None]]]) -> Iterator[None]:
+    """These run in the group beside what is done in here, from so many seconds on: what is over sooner costs no tasks."""
+    running: list[asyncio.Task[None]] = []
+    timer = asyncio.get_running_loop().call_later(after_s, lambda: running.extend(group.create_task(one) for one in make()))
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for task in running:
+            task.cancel()
 
 
 def _empty(group: BaseExceptionGroup[BaseException]) -> None:

@@ -4,6 +4,9 @@ from prometheus_client import Gauge
 
 from gateway.transcript import Transcript
 
+LOT_TOKENS = 32
+"""A stream that grows counts so many at a time."""
+
 SHOWN_TOKENS = 256
 """The gauge is at most so many behind: setting it for each token would cost more than counting it."""
 
@@ -41,8 +44,11 @@ class TokenShare:
         self._tokens = 0
 
     def follow(self, transcript: Transcript) -> None:
-        """Count what it remembers; where there is no room for that, it forgets."""
-        if not self.cover(transcript.remembered):
+        """Count what it remembers, in lots; where there is no room for that, it forgets."""
+        remembered = transcript.remembered
+        if remembered <= self._tokens:
+            return
+        if not (self.cover(-(-remembered // LOT_TOKENS) * LOT_TOKENS) or self.cover(remembered)):
             transcript.forget()
             self.cover(0)
 

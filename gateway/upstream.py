@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from backend.peers.signer import Signed, Signer
+from gateway.deadline import within
 from gateway.errors import (
     RawHeaders,
     UpstreamBroken,
@@ -22,7 +23,7 @@ from gateway.errors import (
     UpstreamUntrusted,
 )
 from gateway.headers import find_header
-from gateway.http_connection import Answer
+from gateway.http_connection import Answer, Take
 from gateway.http_pool import Pool, split_url
 from migration.leg import Leg
 
@@ -47,10 +48,13 @@ class UpstreamResponse:
         kind = find_header(self.headers, b"content-type")
         return kind is not None and kind.partition(";")[0].strip().lower() == "text/event-stream"
 
-    async def read(self) -> bytes:
-        """All bytes that are there, or the next to come; empty at a clean end. Raises UpstreamBroken."""
+    async def read(self, take: Take | None = None) -> bytes:
+        """All bytes that are there, or the next to come; empty at a clean end. Raises UpstreamBroken.
+
+        While nothing is there, `take` is shown what comes, as it comes; what it settles is not read. What it raises is raised here.
+        """
         try:
-            return await self._answer.read()
+            return await self._answer.read(take)
         except OSError as error:
             raise _broken(error) from error
 
@@ -66,11 +70,13 @@ class UpstreamResponse:
     async def read_out(self, timeout_s: float) -> None:
         """Let the instance end its answer in good order, within bounds, though nobody needs the rest."""
         try:
-            async with asyncio.timeout(timeout_s):
-                while await self.read():
-                    pass
+            await within(timeout_s, self._read_out())
         except (TimeoutError, UpstreamFailed) as error:
             log.debug("an instance did not end its stream in good order: %r", error)
+
+    async def _read_out(self) -> None:
+        while await self.read():
+            pass
 
     def close(self) -> None:
         """Idempotent. A `read` that is waiting fails at once."""

@@ -179,3 +179,57 @@ def test_urls(url: str, origin: Origin, rest: str) -> None:
 def test_urls_that_are_none(url: str) -> None:
     with pytest.raises(ValueError):
         split_url(url)
+
+
+async def test_what_is_settled_as_it_comes_is_not_read() -> None:
+    """And nobody wakes for it; what is not settled is read, and so is what comes with the end."""
+    go_on = asyncio.Event()
+
+    async def tells(writer: asyncio.StreamWriter, requests: int) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        for word in (b"a", b"b", b"C", b"d"):
+            await go_on.wait()
+            go_on.clear()
+            writer.write(b"1\r\n" + word + b"\r\n")
+        writer.write(b"1\r\nE\r\n0\r\n\r\n")
+
+    async with serving(tells) as (server, pool):
+        connection, _ = await pool.take(server.origin)
+        answer = connection.ask(ASK, None)
+        await answer.wait_head()
+        seen: list[bytes] = []
+
+        def take(data: bytes) -> bool:
+            seen.append(data)
+            go_on.set()
+            return data.islower()
+
+        go_on.set()
+        assert await answer.read(take) == b"C"
+        assert seen == [b"a", b"b", b"C"]
+        rest = b""
+        while data := await answer.read():
+            rest += data
+        assert rest == b"dE"
+
+
+async def test_what_goes_wrong_where_it_is_taken_is_raised_to_whoever_reads() -> None:
+    async def tells(writer: asyncio.StreamWriter, requests: int) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n")
+        await writer.drain()
+        await asked.wait()
+        writer.write(b"ab")
+
+    asked = asyncio.Event()
+    async with serving(tells) as (server, pool):
+        connection, _ = await pool.take(server.origin)
+        answer = connection.ask(ASK, None)
+        await answer.wait_head()
+
+        def take(data: bytes) -> bool:
+            raise RuntimeError(data.decode())
+
+        asked.set()
+        with pytest.raises(RuntimeError, match="ab"):
+            await answer.read(take)
+        answer.close()
