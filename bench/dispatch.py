@@ -83,7 +83,8 @@ async def _step(step: Step, redis: str, redis_pid: int) -> dict[str, Any]:
             DispatchJob(redis, f"g{number}", step.rate / step.gateways, step.seconds, HELD_S, PROMPT_TOKENS, number)
             for number in range(step.gateways)
         ]
-        told = await asyncio.gather(*(_dispatched(job) for job in jobs))
+        begun = asyncio.Barrier(len(jobs))
+        told = await asyncio.gather(*(_dispatched(job, begun) for job in jobs))
         redis_cpu_s = tree_cost(redis_pid).cpu_s - before.cpu_s
     return summary(step, told, redis_cpu_s)
 
@@ -108,13 +109,18 @@ def summary(step: Step, told: Sequence[Dispatched], redis_cpu_s: float) -> dict[
     }
 
 
-async def _dispatched(job: DispatchJob) -> Dispatched:
+async def _dispatched(job: DispatchJob, begun: asyncio.Barrier) -> Dispatched:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.dispatch_worker", "dispatch"), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     try:
         async with asyncio.timeout(job.seconds * 3 + 60):
-            told, _ = await process.communicate(json.dumps(asdict(job)).encode())
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
+            await process.stdout.readline()
+            await begun.wait()
+            told, _ = await process.communicate(b"\n")
     finally:
         if process.returncode is None:
             process.kill()

@@ -1,6 +1,7 @@
 """One gateway's dispatching, and the reports of many instances, each as a process for `midstream bench dispatch`.
 
-`python -m bench.dispatch_worker report|dispatch` reads its job as JSON from standard input.
+`python -m bench.dispatch_worker report|dispatch` reads its job as a line of JSON from standard input. A dispatcher says when it is ready,
+and begins at the next line, or at the end of its input.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from bench.lean_backend import MODEL, report_of
 from gateway.decisions import DecisionLog
 from gateway.dispatcher import Dispatcher
 from gateway.errors import GatewayError
+from gateway.garbage import look_seldom
 from gateway.ledger import Ledger
 from gateway.line import Line
 from gateway.metrics import Metrics
@@ -109,8 +111,10 @@ async def dispatch(job: DispatchJob) -> Dispatched:
             told.errors += 1
 
     await ledger.view(0.0)
+    look_seldom()
     async with asyncio.TaskGroup() as beside:
-        loops = [beside.create_task(loop) for loop in (line.keep(), line.hear(), line.renew(), ledger.keep())]
+        loops = [beside.create_task(loop) for loop in (line.keep(), line.hear(), line.renew(), ledger.keep(), ledger.look_beside())]
+        await _all_ready()
         await _arrive(job, rng, told, one)
         for loop in loops:
             loop.cancel()
@@ -119,6 +123,12 @@ async def dispatch(job: DispatchJob) -> Dispatched:
     told.conflicts = next(sample.value for sample in samples if sample.name.endswith("_total"))
     await store.close()
     return told
+
+
+async def _all_ready() -> None:
+    """Say so, and wait for the others: one that still starts takes its time from those that have begun."""
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
 
 
 async def _arrive(job: DispatchJob, rng: random.Random, told: Dispatched, one: Callable[[int, float], Coroutine[Any, Any, None]]) -> None:
@@ -136,7 +146,7 @@ async def _arrive(job: DispatchJob, rng: random.Random, told: Dispatched, one: C
 
 def main() -> int:
     """One job."""
-    job = json.load(sys.stdin)
+    job = json.loads(sys.stdin.readline())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if sys.argv[1] == "report":
             runner.run(report(ReportJob(**job)))

@@ -1,7 +1,6 @@
 """The gateway as a process: `python -m gateway`."""
 
 import argparse
-import gc
 import logging
 import socket
 import sys
@@ -11,6 +10,7 @@ import uvicorn
 
 from gateway.access.keys import BadKeys
 from gateway.app import build_app
+from gateway.garbage import look_seldom
 from gateway.protocol import bounded_protocol
 from gateway.settings import GatewaySettings
 from gateway.workers import NotShared, follow, supervise
@@ -48,8 +48,7 @@ def run(settings: GatewaySettings, listener: socket.socket | None = None) -> Non
         **settings.tls.for_server(),
         timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
     )
-    gc.freeze()  # what is there now stays; and of streams nothing is a cycle, so that looking for cycles may be seldom
-    gc.set_threshold(50_000, 20, 50)
+    look_seldom()
     uvicorn.Server(config).run(sockets=[listener] if listener else None)
 
 

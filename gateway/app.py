@@ -91,7 +91,7 @@ def build_app(
             open_request_log(settings.request_log, time.monotonic) as request_log,
         ):
             parts = compose(settings, shared, upstream, rules, keys, request_log)
-            loops = [parts.ledger.keep(), parts.watch.keep(), parts.passive.keep()]
+            loops = [parts.ledger.keep(), parts.ledger.look_beside(), parts.watch.keep(), parts.passive.keep()]
             shared_events = SharedEvents(parts.events, parts.ledger, settings)
             loops += [shared_events.tell(), shared_events.hear()]
             loops += [parts.line.keep(), parts.line.hear(), parts.line.renew(), *parts.scaling.keepers()]

@@ -23,8 +23,9 @@ from gateway.settings import GatewaySettings
 from gateway.suspects import Suspects
 from migration.leg import InstanceId
 
-ALTERNATIVES = 3
-"""Besides the best instance, so many more may be claimed in one round trip, if other gateways have been faster."""
+ALTERNATIVES = 15
+"""Besides the best instance, so many more may be claimed in one round trip, if other gateways have been faster. All gateways find the same
+ones best, so with few of them a claim often fails, and the gateway has to look and choose once more."""
 
 
 class Dispatcher:

@@ -61,6 +61,7 @@ class Ledger:
         self._sightings: Sequence[Sighting] = ()
         self._looked_at_s = float("-inf")
         self._looking = asyncio.Lock()
+        self._wanted = asyncio.Event()
         self._looks = 0
         self._drift: dict[InstanceId, Drift] = {}
         self._since: dict[InstanceId, Drift] | None = None
@@ -94,14 +95,29 @@ class Ledger:
             await self.give_back(place)
 
     async def view(self, max_age_s: float) -> ClusterView:
-        """The cluster as seen within the last `max_age_s`; older if the store does not answer. Who asks meanwhile shares the answer."""
-        if self._clock() - self._looked_at_s > max_age_s:
+        """The cluster as seen within the last `max_age_s`; older if the store does not answer. Who asks meanwhile shares the answer.
+
+        What is not yet twice as old is good enough for who asks, and has the next look made beside him (`look_beside`).
+        """
+        age_s = self._clock() - self._looked_at_s
+        if max_age_s < age_s <= 2 * max_age_s:
+            self._wanted.set()
+        elif age_s > max_age_s:
             looks = self._looks
             async with self._looking:
                 if self._looks == looks and self._clock() - self._looked_at_s > max_age_s:
                     with suppress(StoreError):  # counted and logged by ask; the last view is better than none
                         await self._look()
         return self.last_view()
+
+    async def look_beside(self) -> None:
+        """Look again whenever somebody was content with a view that gets old, for ever."""
+        while True:
+            await self._wanted.wait()
+            async with self._looking:
+                with suppress(StoreError):
+                    await self._look()
+            self._wanted.clear()
 
     async def _look(self) -> None:
         self._since = {}

@@ -12,7 +12,7 @@ from gateway.ledger import Ledger
 from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
 from migration.leg import InstanceId, RequestId
-from tests.gateway.conftest import make_rig, report
+from tests.gateway.conftest import make_rig, report, until
 from tests.gateway.scripted import Exchange, shown, told
 
 A, B = InstanceId("a"), InstanceId("b")
@@ -64,6 +64,50 @@ def ledger_of(store: MemoryStore, clock: Clock, **settings: float) -> Ledger:
 
 async def claims(store: MemoryStore) -> dict[str, str]:
     return {claim.request: claim.instance for claim in await store.claims()}
+
+
+class CountingStore(MemoryStore):
+    """Counts looks; each waits until `let` is set."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.looks = 0
+        self.let = asyncio.Event()
+        self.let.set()
+
+    async def sightings(self) -> Sequence[Sighting]:
+        self.looks += 1
+        await self.let.wait()
+        return await super().sightings()
+
+
+async def test_a_view_that_gets_old_serves_while_the_next_is_made() -> None:
+    clock = Clock()
+    store = CountingStore(clock)
+    ledger = ledger_of(store, clock)
+    async with asyncio.TaskGroup() as tasks:
+        beside = tasks.create_task(ledger.look_beside())
+        await ledger.view(0.02)
+        await store.publish(report("a", "http://a"), ttl_s=1000)
+        clock.now_s += 0.03
+        store.let.clear()
+        assert (await ledger.view(0.02)).instances == ()  # at once
+        await until(lambda: store.looks == 2)
+        store.let.set()
+        await until(lambda: [view.id for view in ledger.last_view().instances] == ["a"])
+        assert (await ledger.view(0.02), store.looks) == (ledger.last_view(), 2)
+        beside.cancel()
+
+
+async def test_a_view_twice_as_old_is_waited_for() -> None:
+    clock = Clock()
+    store = CountingStore(clock)
+    ledger = ledger_of(store, clock)
+    await ledger.view(0.02)
+    await store.publish(report("a", "http://a"), ttl_s=1000)
+    clock.now_s += 0.05
+    assert [view.id for view in (await ledger.view(0.02)).instances] == ["a"]
+    assert store.looks == 2
 
 
 async def test_place_is_claimed_moved_and_given_back() -> None:
