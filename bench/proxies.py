@@ -41,7 +41,7 @@ def find_proxy(name: str, venv: Path) -> Proxy:
         return Proxy(name, lambda port, _, backends, redis, home: _nginx(binary, port, backends, home), health="/health")
     if name not in PEERS:
         raise PeerMissing(f"no proxy is called '{name}'; known: {', '.join((*OURS, *PEERS))}")
-    binary = _find(name, venv, f"python -m venv {venv} && {venv}/bin/pip install {name}")
+    binary = _find(name, venv, f"python -m venv {venv} && {venv}/bin/pip install '.[peers]'")
     make = _smg if name == "smg" else _vllm_router
     return Proxy(name, lambda port, second, backends, redis, home: make(binary, port, second, backends))
 

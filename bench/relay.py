@@ -1,7 +1,7 @@
 """`midstream bench relay`: what the relay costs, beside going direct and beside other proxies, in interleaved rounds on one machine.
 
 Two fast fake backends stand behind each proxy in turn. Streams: so many at once, each of so many events at a rate; plain requests: one
-and 32 at a time, with bodies of 1 KB and 1 MB. CPU is that of the proxy's whole process tree, from /proc.
+and 32 at a time, with bodies of 1 KB and 1 MB. CPU is that of the proxy's whole process tree.
 """
 
 import argparse

@@ -90,7 +90,7 @@ def test_figures_are_over_direct() -> None:
 
 
 def test_a_peer_that_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(PeerMissing, match="pip install smg"):
+    with pytest.raises(PeerMissing, match=r"pip install '\.\[peers\]'"):
         find_proxy("smg", tmp_path)
     with pytest.raises(PeerMissing, match="known"):
         find_proxy("apache", tmp_path)
