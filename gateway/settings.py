@@ -127,7 +127,11 @@ class GatewaySettings(PeerSettings):
     )
     claim_ttl_s: float = Field(default=15.0, gt=0, description="Seconds a claim outlives a gateway that died; renewed at a third of it.")
     report_stale_s: float = Field(default=5.0, gt=0, description="Age, in seconds, from which a load report is not believed any more.")
-    view_max_age_s: float = Field(default=0.02, ge=0, description="Seconds for which one look at the store serves several requests.")
+    view_max_age_s: float = Field(
+        default=0.02,
+        ge=0,
+        description="Seconds for which one look at the store serves several requests; twice as long while the next is made.",
+    )
     store_timeout_s: float = Field(default=1.0, gt=0, description="Seconds the shared store may take to answer one question.")
     store_retry_s: float = Field(default=1.0, gt=0, description="Seconds the store is left alone after it failed.")
 
