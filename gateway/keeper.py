@@ -11,7 +11,7 @@ from gateway.ledger import Ledger, Place
 from gateway.resumable import Seen, digest_of, id_line
 from gateway.settings import GatewaySettings
 from gateway.sse import Event
-from gateway.transcript import Transcript
+from gateway.transcript import Mark, Transcript
 from migration.leg import RequestId
 
 QUIET_INTERVALS = 8
@@ -23,8 +23,10 @@ class Keeper(Protocol):
 
     ended: asyncio.Event
     """The relay is over, and has let everything go."""
-    marks: bool
-    """Events are changed by `mark`."""
+
+    @property
+    def marks(self) -> Mark | None:
+        """`mark`, if it changes anything."""
 
     def mark(self, event: Event, transcript: Transcript) -> bytes:
         """A new event as the client gets it. Raises StreamDiverged if what came before it is not what the client has seen."""
@@ -39,7 +41,7 @@ class Keeper(Protocol):
 class Unkept:
     """The client cannot come back."""
 
-    marks = False
+    marks: Mark | None = None
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -56,8 +58,6 @@ class Unkept:
 
 class StoreKeeper:
     """Owned by one relay, which runs it beside itself. `seen`: what the client has seen elsewhere; `tokens`: how many are kept."""
-
-    marks = True
 
     def __init__(
         self,
@@ -83,6 +83,10 @@ class StoreKeeper:
         self._transcript: Transcript | None = None
         self._wanted = asyncio.Event()
         self.ended = asyncio.Event()
+
+    @property
+    def marks(self) -> Mark | None:
+        return self.mark
 
     def hand_over(self) -> None:
         """The client is back on another connection to this gateway: `run` ends the relay."""

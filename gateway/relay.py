@@ -251,7 +251,7 @@ class Relay:
 
     async def _read(self, response: UpstreamResponse, decoder: Decoder) -> bytes:
         """The next bytes, but for those that take the quick way."""
-        is_quick = self._client.started and decoder.is_between_events and not self._patience.when() and not self._keeper.marks
+        is_quick = self._client.started and decoder.is_between_events and not self._patience.when()
         self._attendant.listen(self._served_by, response.close)
         try:
             return await response.read(self._pass if is_quick else None)
@@ -262,7 +262,7 @@ class Relay:
     def _pass(self, data: bytes) -> bool:
         """The quick way: most reads bring the client's next events and nothing else. They leave as they come, and nobody wakes for it."""
         client, transcript = self._client, self._transcript
-        if not client.connection.has_room or (passed := transcript.pass_on(data)) is None:
+        if not client.connection.has_room or (passed := transcript.pass_on(data, self._keeper.marks)) is None:
             return False
         shown, brought = passed
         if shown:

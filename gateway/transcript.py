@@ -13,7 +13,7 @@ taken in twice, and those that only the client has seen are taken in as they are
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
 from gateway.control import CONTROL_TYPE
@@ -30,6 +30,10 @@ class Verdict(Enum):
     GAP = auto()
 
 
+Mark = Callable[[Event, "Transcript"], bytes]
+"""An event that was noted, as the client gets it."""
+
+
 class Transcript:
     """Owned by one relay. Strict where two streams meet; on a stream already joined every event is new by construction.
 
@@ -38,7 +42,7 @@ class Transcript:
 
     def __init__(self, last_events: frozenset[bytes] = frozenset()) -> None:
         self._last_events = last_events
-        self._marks = (b"\r", CONTROL_TYPE, *(last_events or (END_MARK,)))
+        self._signs = (b"\r", CONTROL_TYPE, *(last_events or (END_MARK,)))
         self._ids = array("I")
         self.created: int | None = None
         """The second of creation that the client was shown, if any."""
@@ -118,40 +122,41 @@ class Transcript:
         self.complete = self.complete or self._is_last(event)
         return Verdict.NEW
 
-    def pass_on(self, data: bytes) -> tuple[bytes, int] | None:
+    def pass_on(self, data: bytes, mark: Mark | None = None) -> tuple[bytes, int] | None:
         """The quick way for what most reads bring: whole events in lines that end with LF, none of them an instance's or the last.
 
         They are noted; answers what the client gets of them, and how many have brought tokens. None if they may be anything else: then
-        nothing is noted.
+        nothing is noted. `mark` changes what a client gets of an event that has a cursor.
         """
         if self._joining or data[-2:] != b"\n\n":
             return None
-        for mark in self._marks:
-            if mark in data:
+        for sign in self._signs:
+            if sign in data:
                 return None
         if data[:3] == b"id:":
-            return self._pass_cursors(data)
+            return self._pass_cursors(data, mark)
         if self.contiguous or b"\nid:" in data or b"\n\n\n" in data or data[:1] == b"\n":
             return None
         return data, 0
 
-    def _pass_cursors(self, data: bytes) -> tuple[bytes, int] | None:
+    def _pass_cursors(self, data: bytes, mark: Mark | None) -> tuple[bytes, int] | None:
         if self.created is None and b'"created' in data:
             return None
-        cursors, shown, at = [], [], 0
+        events, shown, at = [], [], 0
         while at < len(data):
             end = data.find(b"\n\n", at) + 2
             match = CURSOR.match(data, at, end)
             if match is None:
                 return None
-            cursors.append(cursor_of(match))
-            shown.append(data[match.end() : end] if match.end() < end - 1 else b"")
+            events.append((cursor_of(match), data[match.end() : end]))
             at = end
         brought = 0
-        for cursor in cursors:
+        for cursor, raw in events:
             brought += cursor.tokens > self._last[0]
             self._go_on(cursor)
             self._last = cursor[:2]
+            if raw != b"\n":
+                shown.append(mark(Event(cursor, raw), self) if mark else raw)
         return shown[0] if len(shown) == 1 else b"".join(shown), brought
 
     def _go_on(self, cursor: Cursor) -> None:

@@ -145,3 +145,13 @@ def test_nothing_is_passed_on_while_two_streams_are_joined() -> None:
     transcript.rejoin()
     assert transcript.pass_on(second) is None
     assert transcript.pass_on(control(kind="kept", epoch=1)) is None
+
+
+def test_a_mark_is_put_on_every_event_that_has_a_cursor() -> None:
+    transcript = Transcript()
+    first, *rest = told("abcde")
+    transcript.judge(Decoder(10**6).feed(first)[0])
+    passed = transcript.pass_on(b"".join(rest[:3]), lambda event, noted: b"%d:" % noted.tokens + event.raw)
+    assert passed is not None
+    shown = [one.raw for one in Decoder(10**6).feed(b"".join(rest[:3]))]
+    assert passed == (b"".join(b"%d:" % n + raw for n, raw in enumerate(shown, start=1)), 2)
