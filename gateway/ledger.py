@@ -114,9 +114,13 @@ class Ledger:
         """Look again whenever somebody was content with a view that gets old, for ever."""
         while True:
             await self._wanted.wait()
-            async with self._looking:
-                with suppress(StoreError):
+            try:
+                async with self._looking:
                     await self._look()
+            except StoreError:
+                pass  # counted and logged by ask; who needs a view looks by himself
+            except Exception:  # the root of a task
+                log.exception("a look at the cluster failed")
             self._wanted.clear()
 
     async def _look(self) -> None:

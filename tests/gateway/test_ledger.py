@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from backend.registry.memory import MemoryStore
@@ -72,12 +73,15 @@ class CountingStore(MemoryStore):
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self.looks = 0
+        self.failures: list[Exception] = []
         self.let = asyncio.Event()
         self.let.set()
 
     async def sightings(self) -> Sequence[Sighting]:
         self.looks += 1
         await self.let.wait()
+        if self.failures:
+            raise self.failures.pop()
         return await super().sightings()
 
 
@@ -96,6 +100,28 @@ async def test_a_view_that_gets_old_serves_while_the_next_is_made() -> None:
         store.let.set()
         await until(lambda: [view.id for view in ledger.last_view().instances] == ["a"])
         assert (await ledger.view(0.02), store.looks) == (ledger.last_view(), 2)
+        beside.cancel()
+
+
+@pytest.mark.parametrize("failure", [StoreError("down"), RuntimeError("nonsense")])
+async def test_a_look_that_fails_is_not_the_last(failure: Exception) -> None:
+    clock = Clock()
+    store = CountingStore(clock)
+    ledger = ledger_of(store, clock, store_retry_s=0.01)
+    async with asyncio.TaskGroup() as tasks:
+        beside = tasks.create_task(ledger.look_beside())
+        await ledger.view(0.02)
+        store.failures.append(failure)
+        clock.now_s += 0.03
+        await ledger.view(0.02)
+        await until(lambda: not store.failures)
+        await store.publish(report("a", "http://a"), ttl_s=1000)
+        clock.now_s += 0.03
+        assert [view.id for view in (await ledger.view(0.02)).instances] == ["a"]  # by himself
+        clock.now_s += 0.03
+        looks = store.looks
+        await ledger.view(0.02)
+        await until(lambda: store.looks == looks + 1)
         beside.cancel()
 
 
