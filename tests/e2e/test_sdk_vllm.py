@@ -7,11 +7,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
 import pytest
 import pytest_asyncio
+from pydantic import BaseModel, Field
 
 from deploy.model import NAME
 from deploy.settings import DeploySettings
@@ -176,6 +177,60 @@ async def test_a_moved_completion(fleet: Fleet) -> None:
 @pytest.mark.parametrize(("resource", "stream"), [("chat", True), ("completions", False)])
 async def test_with_the_synchronous_client(fleet: Fleet, resource: str, stream: bool) -> None:
     await moved_and_unmoved(fleet, resource, CHATS["greedy"] if resource == "chat" else COMPLETION, stream=stream, sync=True)
+
+
+class Address(BaseModel):
+    """ADDRESS, as a type that the SDK makes of an answer."""
+
+    model_config = {"extra": "forbid"}
+    city: Literal["Llanfairpwllgwyngyll"]
+    numbers: Annotated[list[Annotated[int, Field(ge=0, le=9)]], Field(min_length=12, max_length=12)]
+
+
+async def read_parsed(base: str, arguments: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """What the SDK's streaming helper ends with, and the kinds of its events."""
+    async with (
+        openai.AsyncOpenAI(base_url=base, api_key="unused", max_retries=0) as client,
+        client.chat.completions.stream(**arguments, response_format=Address) as stream,
+    ):
+        kinds: list[str] = [event.type async for event in stream]
+        return (await stream.get_final_completion()).choices[0].message, kinds
+
+
+def read_parsed_blocking(base: str, arguments: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """The same with the synchronous client."""
+    with (
+        openai.OpenAI(base_url=base, api_key="unused", max_retries=0) as client,
+        client.chat.completions.stream(**arguments, response_format=Address) as stream,
+    ):
+        kinds: list[str] = [event.type for event in stream]
+        return stream.get_final_completion().choices[0].message, kinds
+
+
+@pytest.mark.parametrize("sync", [False, True])
+async def test_a_moved_stream_through_the_helper_that_parses_it(fleet: Fleet, sync: bool) -> None:
+    fields = {name: value for name, value in CHATS["schema"].items() if name != "response_format"}
+
+    async def ask_parsed(*, move: bool) -> tuple[Any, list[str]]:
+        request = fleet.next_request()
+        base, arguments = f"{fleet.gateway_url}/v1", call(fleet, request, fields, stream=False)
+        async with asyncio.TaskGroup() as group:
+            reading = asyncio.to_thread(read_parsed_blocking, base, arguments) if sync else read_parsed(base, arguments)
+            asking = group.create_task(reading)
+            if move:
+                await fleet.locate(request, 6)
+                outcome = await fleet.move(request)
+                assert outcome["outcome"] == "moved", outcome
+                assert not asking.done()
+        return asking.result()
+
+    unmoved = await ask_parsed(move=False)
+    await fleet.settle()
+    said, kinds = await ask_parsed(move=True)
+    assert (said, kinds) == unmoved
+    assert isinstance(said.parsed, Address)
+    assert kinds.count("content.delta") > 20
+    assert kinds[-1] == "content.done"
 
 
 async def test_several_choices_are_served_where_they_are(fleet: Fleet) -> None:
