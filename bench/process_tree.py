@@ -1,7 +1,7 @@
 """What a process and all its descendants have cost so far.
 
-CPU is read from each process's own clock, not from the ticks in /proc/PID/stat: a tick charges whoever runs when it comes, and those who
-wake by timers run just then, so that a process that only looks around now and then is charged ten times what it took.
+CPU is read from each process's own clock, in nanoseconds. The ticks in /proc/PID/stat are ten milliseconds each, and charge whoever runs
+when one comes: too coarse for a few hundred requests.
 """
 
 import os

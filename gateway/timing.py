@@ -57,7 +57,6 @@ class RequestTimes:
         self._tier = tier
         self._arrived_s = arrived_s
         self._model = OTHER
-        self._itl: Histogram | None = None
         self._gaps_s: list[float] = []
         self._tokens = 0
         self._first_s: float | None = None
@@ -68,7 +67,7 @@ class RequestTimes:
         name = wanted if wanted in models else models[0] if wanted is None and models else OTHER
         if name != self._model:
             self._tell_gaps()
-            self._model, self._itl = name or OTHER, None
+            self._model = name or OTHER
 
     def note_tokens(self, tokens: int, now_s: float, events: int = 1) -> None:
         """There are so many output tokens now; the latest came in so many events, together."""
@@ -86,7 +85,7 @@ class RequestTimes:
 
     def _tell_gaps(self) -> None:
         if self._gaps_s:
-            itl = self._itl = self._itl or self._timings.labelled(self._timings.itl_s, self._tier, self._model)
+            itl = self._timings.labelled(self._timings.itl_s, self._tier, self._model)
             for gap_s in self._gaps_s:
                 itl.observe(gap_s)
             self._gaps_s.clear()
