@@ -22,4 +22,4 @@ class Machine:
 
     def describe(self) -> str:
         """For people."""
-        return f"{len(self.gpus)} GPU(s)" if self.gpus else f"the CPU ({len(self.cores)} core(s), one for each engine in turn)"
+        return f"{len(self.gpus)} GPU(s)" if self.gpus else f"the CPU ({len(self.cores)} core(s), one thread for each engine)"

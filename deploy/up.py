@@ -27,6 +27,9 @@ GATEWAY_RANK = 2
 CPU_CONTEXT_TOKENS = 8192
 CPU_BLOCK_TOKENS = 32
 CPU_KV_GIB = 1
+CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""On a CPU vLLM puts the worker in a process of its own, and the two then wait for each other by spinning: on a core each that others need.
+With one thread an engine there is nothing that the worker's own process would be good for."""
 GATEWAY_START_TIMEOUT_S = 60.0
 
 
@@ -103,17 +106,15 @@ def vllm_arguments(model: Model, machine: Machine) -> list[str]:
         return arguments
     known = model.context_tokens
     context = ["--max-model-len", str(min(CPU_CONTEXT_TOKENS, known)) if known is not None else "auto"]
-    return [*arguments, "--enforce-eager", *context, "--block-size", str(CPU_BLOCK_TOKENS)]
+    return [*arguments, "--enforce-eager", "--distributed-executor-backend", CPU_EXECUTOR, *context, "--block-size", str(CPU_BLOCK_TOKENS)]
 
 
 def vllm_environment(index: int, machine: Machine) -> dict[str, str]:
-    """One GPU an engine, or one core an engine, in turn."""
+    """One GPU an engine, in turn, or one thread of the CPU."""
     quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if machine.gpus:
         return {**quiet, "CUDA_VISIBLE_DEVICES": machine.gpus[index % len(machine.gpus)]}
-    core = str(machine.cores[index % len(machine.cores)])
-    threads = {"VLLM_CPU_OMP_THREADS_BIND": core, "OMP_NUM_THREADS": "1"}
-    return {**quiet, **threads, "VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_GIB)}
+    return {**quiet, "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_GIB)}
 
 
 def gateway_program(options: UpOptions, redis_url: str, environment: Mapping[str, str] | None = None) -> Program:

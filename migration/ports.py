@@ -105,8 +105,14 @@ class DestinationEngine(Protocol):
     async def receive_blocks(self, leg: Leg, peer: InstanceId, transfer: int, first_block: int, end_block: int) -> None:
         """Receive blocks of the request into the reserved memory. Returns when they are in place. Raises ChannelError."""
 
-    async def activate(self, leg: Leg, steps: Sequence[TokenStep], computed_tokens: int, sampler: Sequence[bytes]) -> None:
-        """Make the shell a running request whose whole output so far is `steps`. Raises RequestEnded, Refused."""
+    async def adopt(self, leg: Leg, steps: Sequence[TokenStep], computed_tokens: int, sampler: Sequence[bytes]) -> None:
+        """Make ready what an activation with the same arguments needs besides the blocks: it is called while the last ones come.
+
+        Raises RequestEnded, Refused. The activation may never follow.
+        """
+
+    async def activate(self, leg: Leg, steps: Sequence[TokenStep], computed_tokens: int) -> None:
+        """Make the shell, once adopted, a running request whose whole output so far is `steps`. Raises RequestEnded, Refused."""
 
     async def discard(self, leg: Leg) -> None:
         """Forget the shell and free its memory, once no receive writes into it any more. Idempotent."""

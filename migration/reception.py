@@ -248,13 +248,16 @@ class Receptions:
 
     async def _activate(self, reception: _Reception, commit: Commit) -> Answer:
         prepare = reception.prepared()
+        steps = prepare.steps + commit.steps
         self._post_receive(reception, prepare.source, commit)
+        async with asyncio.timeout(self._settings.activate_timeout_s):
+            await self._engine.adopt(commit.leg, steps, commit.computed_tokens, commit.sampler)
         if reception.receives:
             await asyncio.wait(reception.receives)
         if reception.failure:
             raise reception.failure
         async with asyncio.timeout(self._settings.activate_timeout_s):
-            await self._engine.activate(commit.leg, prepare.steps + commit.steps, commit.computed_tokens, commit.sampler)
+            await self._engine.activate(commit.leg, steps, commit.computed_tokens)
         if reception.state is not DestinationState.COMMITTING:
             raise RequestEnded
         # No await from here to OWNER: the request runs, and whoever asks must hear so.

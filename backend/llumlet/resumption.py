@@ -123,7 +123,8 @@ class Resumptions:
             if flight.ended.is_set():
                 return
             async with asyncio.timeout(self._settings.resume_timeout_s):
-                await self._engine.activate(flight.leg, steps, 0, ())
+                await self._engine.adopt(flight.leg, steps, 0, ())
+                await self._engine.activate(flight.leg, steps, 0)
             replay.finish()
         except RequestEnded:
             return  # the known tokens were all of them

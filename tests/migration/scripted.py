@@ -73,6 +73,7 @@ class Running:
     blocks: dict[int, str] = field(default_factory=dict)
     room_tokens: int = 0
     owned: bool = True
+    adopted: tuple[tuple[int, ...], int, tuple[bytes, ...]] | None = None
 
     def decode(self, tokens: int = 1) -> None:
         assert not self.frozen
@@ -236,9 +237,17 @@ class ScriptedEngine:
         assert end_block * BLOCK_TOKENS <= shell.room_tokens + BLOCK_TOKENS - 1, "KV written outside the reservation"
         shell.blocks.update(zip(range(first_block, end_block), blocks, strict=True))
 
-    async def activate(self, leg: Leg, steps: Sequence[TokenStep], computed_tokens: int, sampler: Sequence[bytes]) -> None:
+    async def adopt(self, leg: Leg, steps: Sequence[TokenStep], computed_tokens: int, sampler: Sequence[bytes]) -> None:
+        await self._at("adopt", leg)
+        shell = self._here(leg)
+        assert not shell.owned, "adopted after the activation"
+        shell.adopted = (tuple(step.token for step in steps), computed_tokens, tuple(sampler))
+
+    async def activate(self, leg: Leg, steps: Sequence[TokenStep], computed_tokens: int) -> None:
         await self._at("activate", leg)
         shell = self._here(leg)
+        assert shell.adopted is not None, "activated before it was adopted"
+        assert shell.adopted[:2] == (tuple(step.token for step in steps), computed_tokens)
         shell.steps = list(steps)
         shell.owned = True
         if computed_tokens:
@@ -246,7 +255,7 @@ class ScriptedEngine:
             first = self.cached_tokens // BLOCK_TOKENS
             wanted = range(first, -(-computed_tokens // BLOCK_TOKENS))
             assert shell.blocks == {block: block_text(block, computed_tokens) for block in wanted}
-        self.activated.append((leg, tuple(step.token for step in steps), computed_tokens, tuple(sampler)))
+        self.activated.append((leg, *shell.adopted))
 
     async def discard(self, leg: Leg) -> None:
         await self._at("discard", leg)

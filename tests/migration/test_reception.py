@@ -132,6 +132,15 @@ async def test_query_during_commit_waits_for_its_outcome(peer: Peer) -> None:
     assert [await query, await cancel, await commit] == [StateIs(LEG, LegState.OWNER), Cancelled(LEG, owner=True), Committed(LEG)]
 
 
+async def test_what_needs_no_blocks_is_made_ready_while_the_last_ones_come(peer: Peer) -> None:
+    await peer.say(PREPARE)
+    commit = peer.start(replace(COMMIT, computed_tokens=0))
+    await peer.engine.gates.wait_reached("adopt")
+    assert "activate" not in peer.engine.gates.reached
+    peer.send(2, 2, 3)
+    assert await commit == Committed(LEG)
+
+
 async def test_unknown_is_a_promise(peer: Peer) -> None:
     assert await peer.say(Query(LEG), Query(LEG)) == [StateIs(LEG, LegState.UNKNOWN)] * 2
     prepared, committed = await peer.say(PREPARE, COMMIT)

@@ -329,7 +329,7 @@ async def test_client_that_leaves_ends_the_migration_at_once(world: World, point
     assert world.owners() == []
 
 
-@pytest.mark.parametrize("point", ["admit", "reserve", "receive_blocks", "activate"])
+@pytest.mark.parametrize("point", ["admit", "reserve", "receive_blocks", "adopt", "activate"])
 async def test_client_that_leaves_while_the_destination_works(world: World, point: str) -> None:
     world.b.gates.close(point)
     migration = world.migration()

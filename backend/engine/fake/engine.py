@@ -256,15 +256,20 @@ class FakeEngine:
         finally:
             self._unpin(blocks)
 
-    async def activate(self, leg: Leg, steps: Sequence[TokenStep], computed_tokens: int, sampler: Sequence[bytes]) -> None:
+    async def adopt(self, leg: Leg, steps: Sequence[TokenStep], computed_tokens: int, sampler: Sequence[bytes]) -> None:
         generation = self._shell(leg)
         generation.restore(steps)
         try:
             for state in sampler:
                 generation.random.restore(state)
-            if not sampler and generation.sampling.temperature > 0:
-                generation.random.skip(len(steps))  # one draw a token
-            self.runner.activate(generation, computed_tokens)
+        except ValueError as error:
+            raise Refused(str(error), reason="state") from error
+        if not sampler and generation.sampling.temperature > 0:
+            generation.random.skip(len(steps))  # one draw a token
+
+    async def activate(self, leg: Leg, steps: Sequence[TokenStep], computed_tokens: int) -> None:
+        try:
+            self.runner.activate(self._shell(leg), computed_tokens)
         except ValueError as error:
             raise Refused(str(error), reason="state") from error
 

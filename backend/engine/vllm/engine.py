@@ -236,15 +236,18 @@ class VllmEngine:
             raise Refused("no room is reserved for these blocks", reason="not_reserved")
         await self._agents.receive(peer, transfer, blocks, self._timeouts.copy_s)
 
-    async def activate(self, leg: Leg, steps: Sequence[TokenStep], computed_tokens: int, sampler: Sequence[bytes]) -> None:
+    async def adopt(self, leg: Leg, steps: Sequence[TokenStep], computed_tokens: int, sampler: Sequence[bytes]) -> None:
+        request = self._request(leg)
+        if self._unmovable is not None:
+            raise Refused(reason=self._unmovable)
+        if steps:
+            await self._adopt(request, [step.token for step in steps], computed_tokens, sampler)
+
+    async def activate(self, leg: Leg, steps: Sequence[TokenStep], computed_tokens: int) -> None:
         request = self._request(leg)
         output = [step.token for step in steps]
         if not self._llm.noting.has_request(request):
             raise RequestEnded
-        if self._unmovable is not None:
-            raise Refused(reason=self._unmovable)
-        if output:
-            await self._adopt(request, output, computed_tokens, sampler)
         await self._link.ask(lambda order: orders.Activate(order, request, output, computed_tokens), orders.Done)
         self._holds.pop(leg, None)  # from here on it is the scheduler that knows
 

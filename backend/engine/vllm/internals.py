@@ -137,6 +137,7 @@ NAMES: tuple[Name, ...] = (
         "what usage tells of a prefill that was computed elsewhere",
         ("num_cached_tokens", "num_cache_creation_tokens"),
     ),
+    Name("vllm.v1.executor.uniproc_executor:UniProcExecutor", "computes in the engine core's process on CPUs (deploy/up.py)"),
     Name("vllm.envs:environment_variables", "whether responses are stored (VLLM_ENABLE_RESPONSES_API_STORE)"),
     Name("vllm.v1.outputs:LogprobsLists", "a replayed token's figures", ("logprob_token_ids", "logprobs", "sampled_token_ranks")),
     Name("vllm.entrypoints.launchers.app:build_app", "vLLM's OpenAI server", ("args", "supported_tasks", "model_config")),

@@ -184,7 +184,10 @@ class ScriptedEngine:
     async def receive_blocks(self, leg: Leg, peer: InstanceId, transfer: int, first_block: int, end_block: int) -> None:
         raise NotImplementedError
 
-    async def activate(self, leg: Leg, steps: Sequence[TokenStep], computed_tokens: int, sampler: Sequence[bytes]) -> None:
+    async def adopt(self, leg: Leg, steps: Sequence[TokenStep], computed_tokens: int, sampler: Sequence[bytes]) -> None:
+        return None
+
+    async def activate(self, leg: Leg, steps: Sequence[TokenStep], computed_tokens: int) -> None:
         if leg not in self.flights:
             raise RequestEnded
 

@@ -184,7 +184,9 @@ async def test_a_client_that_leaves_frees_everything_in_every_state() -> None:
             with pytest.raises(RequestEnded):
                 await port(here.leg)
         with pytest.raises(RequestEnded):
-            await there.activate(shell.leg, frozen.steps, frozen.computed_tokens, frozen.sampler)
+            await there.adopt(shell.leg, frozen.steps, frozen.computed_tokens, frozen.sampler)
+        with pytest.raises(RequestEnded):
+            await there.activate(shell.leg, frozen.steps, frozen.computed_tokens)
 
 
 async def test_a_request_that_finishes_ends_whoever_waits_for_it() -> None:
@@ -251,7 +253,7 @@ async def test_a_shell_is_refused_memory_that_is_not_there() -> None:
         await there.discard(other.leg)
         assert await there.reserve(shell.leg, (), 320) == 0
         with pytest.raises(Refused, match="computed"):
-            await there.activate(shell.leg, (), 20, ())
+            await there.activate(shell.leg, (), 20)
         assert shell.generation().request.state is RequestState.SHELL
 
 

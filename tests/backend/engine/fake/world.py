@@ -165,12 +165,9 @@ async def move(world: World, here: Served, there: FakeEngine, *, stages: int = 2
         await copy(2, copied, -(-computed_tokens // block_tokens))
     if hooks.before_activate:
         hooks.before_activate(there, arriving.generation().request)
-    await there.activate(
-        leg,
-        frozen.steps,
-        computed_tokens,
-        (RandomState(0).dump(),) if hooks.forget_sampler else () if hooks.carry_no_sampler else frozen.sampler,
-    )
+    sampler = (RandomState(0).dump(),) if hooks.forget_sampler else () if hooks.carry_no_sampler else frozen.sampler
+    await there.adopt(leg, frozen.steps, computed_tokens, sampler)
+    await there.activate(leg, frozen.steps, computed_tokens)
     assert arriving.flight.replay is not None
     arriving.flight.replay.extend(frozen.steps[len(known) :])
     arriving.flight.replay.finish()

@@ -7,6 +7,7 @@ pytest.importorskip("vllm", reason="the light environment has no vllm")
 from vllm.version import __version__ as vllm_version  # after the skip
 
 from backend.engine.vllm import internals
+from deploy.up import CPU_EXECUTOR
 
 
 def test_vllm_is_as_we_know_it() -> None:
@@ -15,6 +16,10 @@ def test_vllm_is_as_we_know_it() -> None:
 
 def test_vllm_is_the_version_we_read() -> None:
     assert vllm_version.startswith(internals.READ_FROM)
+
+
+def test_the_executor_that_midstream_up_names_is_among_them() -> None:
+    assert CPU_EXECUTOR in [name.path.replace(":", ".") for name in internals.NAMES]
 
 
 @pytest.mark.parametrize(
