@@ -126,6 +126,7 @@ class MidstreamPolicy:
     price_moves: bool = True
     out_tokens: float = 48.0
     in_tokens: float = 24.0
+    unblock_tokens: float = 8.0
     interval_s: Annotated[float, Field(gt=0)] = 0.2
     threshold_s: Annotated[float, Field(ge=0)] = 0.005
     keep_blocks: Annotated[int, Field(ge=0)] = 10
@@ -153,7 +154,7 @@ class MidstreamPolicy:
                 self.placement,
             )
         moves = Rebalancing(
-            FreenessPairing(self.out_tokens, self.in_tokens) if self.migrate else None,
+            FreenessPairing(self.out_tokens, self.in_tokens, unblock_tokens=self.unblock_tokens) if self.migrate else None,
             PriceStep(weighed, self.threshold_s, self.keep_blocks) if self.migrate and self.price_moves else None,
             QueueStep(self.reserve_blocks) if self.migrate and self.requeue else None,
             self.interval_s,

@@ -1,7 +1,9 @@
 """PURE. Which instances give running requests to which, decided from sums alone; the source chooses the request (migration/choice.py).
 
 1. *Memory*: sources have a freeness below `out_tokens`, destinations above `in_tokens`; the lowest source is paired with the highest
-   destination, the next with the next. A pair is worked on, one request at a time, until the next round of pairing.
+   destination, the next with the next. A pair is worked on, one request at a time, until the next round of pairing. A source whose
+   queue's head has no room may give to destinations above `unblock_tokens` already: below what newcomers leave free there, so that
+   what the whole cluster keeps free for growth makes room for a long prompt.
 2. *Queue*: a request that stands at the head of a queue and has no memory there goes, without blocks, to an instance where it starts at
    once. It comes before memory: it costs nothing.
 3. *Price*: what is left (no queue and no migration at the destination) is offered to every other source as sums; each answers with its best
@@ -64,6 +66,8 @@ class FreenessPairing:
     out_tokens: float = 48.0
     in_tokens: float = 48.0
     targets: Targets = field(default_factory=dict)
+    unblock_tokens: float | None = None
+    """None: as any other source."""
 
     def pairs(self, cluster: ClusterView) -> Sequence[Pair]:
         """This round's pairs, the neediest source first. Only fresh instances are paired; a draining one only gives."""
@@ -73,11 +77,19 @@ class FreenessPairing:
             if view.state in (ViewState.READY, ViewState.DRAINING) and view.can_move
         ]
         sources = sorted((each for each in known if each[0] < self.out_tokens and each[2].claims), key=lambda each: each[:2])
-        takers = sorted((each for each in known if each[0] > self.in_tokens), key=lambda each: (-each[0], each[1]))
+        least = min(self._least(each[2]) for each in sources) if sources else self.in_tokens
+        takers = sorted((each for each in known if each[0] > least), key=lambda each: (-each[0], each[1]))
         return [
             Pair(source[1], taker[1], Reason.DRAINING if isinf(source[0]) else Reason.MEMORY)
             for source, taker in zip(sources, takers, strict=False)
+            if taker[0] > max(source[0], self._least(source[2]))
         ]
+
+    def _least(self, source: InstanceView) -> float:
+        """What a destination must be freer than to take from that source."""
+        if self.unblock_tokens is None or not _is_blocked(source):
+            return self.in_tokens
+        return min(self.in_tokens, self.unblock_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,22 @@ def test_a_blocked_head_makes_a_source() -> None:
     assert pairs(instance("a", held=1000, running=2, waiting=(100, 900)), instance("b", held=200, running=2)) == []
 
 
+def test_a_blocked_head_makes_room_where_newcomers_would_not_be_let_in() -> None:
+    blocked, tight = instance("a", held=1400, running=4, waiting=(700,)), instance("b", held=1550, running=4)
+    assert pairs(blocked, tight) == []
+    found = FreenessPairing(unblock_tokens=8).pairs(cluster(blocked, tight))
+    assert [(pair.source, pair.destination) for pair in found] == [("a", "b")]
+    assert not FreenessPairing(unblock_tokens=8).pairs(cluster(blocked, instance("b", held=1580, running=4)))
+    short_of_memory = instance("a", held=1580, running=4)
+    assert not FreenessPairing(unblock_tokens=8).pairs(cluster(short_of_memory, tight))
+
+
+def test_nobody_gives_to_itself_or_to_who_has_less() -> None:
+    views = [instance(name, held=held, running=10) for name, held in (("a", 1300), ("b", 1250), ("c", 1200))]
+    found = FreenessPairing(in_tokens=24).pairs(cluster(*views))
+    assert [(pair.source, pair.destination) for pair in found] == [("a", "c")]
+
+
 def test_between_the_thresholds_nothing_happens() -> None:
     assert pairs(instance("a", held=1300, running=4), instance("b")) == []
 
