@@ -73,6 +73,11 @@ def add_replay(commands: Commands) -> None:
     parser.add_argument("--model", default="fake", help="model to ask for (default: %(default)s)")
     parser.add_argument("--key", metavar="KEY", help="bearer token, if the gateway wants one (with --decisions: the admin token)")
     parser.add_argument("--time-scale", type=scale, default=1.0, metavar="X", help="live seconds for each of the scenario's (default: 1)")
+    parser.add_argument(
+        "--measured",
+        action="store_true",
+        help="simulate the cluster that was played to, by its memory and what its engines have measured, instead of the scenario's",
+    )
     parser.add_argument("--engine-env", action="store_true", help="print the environment of fake engines that are the scenario's, and stop")
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
     parser.set_defaults(run=run_replay)
@@ -146,7 +151,7 @@ def run_replay(options: argparse.Namespace) -> int:
         return 2
     trace = Path(options.trace) if options.trace else None
     target = None if options.engine_env else Target(options.url, options.model, options.key)
-    return simulator.run_replay(Path(options.scenario), trace, target, options.time_scale, as_json=options.json)
+    return simulator.run_replay(Path(options.scenario), trace, target, options.time_scale, measured=options.measured, as_json=options.json)
 
 
 def run_trace(options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 from simulator.calibration import agreements, engine_environment
 from simulator.calibration import table as agreement_table
 from simulator.comparison import NAMES, Figures, ratios
+from simulator.live_cluster import as_measured
 from simulator.outcome import PER_REQUEST_HEADER, Outcome, Spread, mean
 from simulator.paper import command
 from simulator.paper.command import PaperOptions
@@ -113,15 +114,21 @@ def run_paper(options: PaperOptions, *, as_json: bool) -> int:
     return 0
 
 
-def run_replay(scenario_file: Path, trace_file: Path | None, target: Target | None, time_scale: float, *, as_json: bool) -> int:
-    """Play and compare; without a target, print the engines' environment. Answers the exit status: 1 if the two do not agree."""
+def run_replay(
+    scenario_file: Path, trace_file: Path | None, target: Target | None, time_scale: float, *, measured: bool, as_json: bool
+) -> int:
+    """Play and compare; without a target, print the engines' environment. `measured`: simulate the cluster that was played to, by what
+    its engines say of themselves, instead of the scenario's. Answers the exit status: 1 if the two do not agree."""
     try:
         scenario, arrivals = load(scenario_file, trace_file)
         if target is None:
             print("\n".join(f"{name}={value}" for name, value in engine_environment(scenario, time_scale).items()))
             return 0
-        simulated = simulate(scenario, arrivals, perf_counter)
+        simulated = None if measured else simulate(scenario, arrivals, perf_counter)
         played = asyncio.run(play(target, arrivals, time_scale, scenario.workload.seed, perf_counter))
+        if simulated is None:
+            scenario = as_measured(scenario, fetch(target.url, "/admin/instances", target.key), time_scale)
+            simulated = simulate(scenario, arrivals, perf_counter)
     except (OSError, ScenarioError, TraceError, ReplayError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -139,7 +146,10 @@ def run_replay(scenario_file: Path, trace_file: Path | None, target: Target | No
 def run_parity(source: str, key: str | None, *, as_json: bool) -> int:
     """Make a gateway's decisions again; `source` is a file or the gateway's URL. Answers the exit status: 1 if one comes out otherwise."""
     try:
-        text = fetch_decisions(source, key) if source.startswith(("http://", "https://")) else Path(source).read_text(encoding="utf-8")
+        if source.startswith(("http://", "https://")):
+            text = fetch(source, "/admin/decisions?limit=10000", key).decode()
+        else:
+            text = Path(source).read_text(encoding="utf-8")
         parity = check(entries_of(text))
     except (OSError, UnicodeDecodeError, ParityError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -154,11 +164,11 @@ def run_parity(source: str, key: str | None, *, as_json: bool) -> int:
     return 0 if parity.holds else 1
 
 
-def fetch_decisions(url: str, key: str | None) -> str:
-    """All that the gateway still has. Raises OSError."""
-    asked = Request(f"{url.rstrip('/')}/admin/decisions?limit=10000", headers={"authorization": f"Bearer {key}"} if key else {})
+def fetch(url: str, path: str, key: str | None) -> bytes:
+    """What the gateway answers there. Raises OSError."""
+    asked = Request(f"{url.rstrip('/')}{path}", headers={"authorization": f"Bearer {key}"} if key else {})
     with urlopen(asked, timeout=30) as answer:  # the caller has looked at the scheme
-        return str(answer.read().decode())
+        return bytes(answer.read())
 
 
 def run_trace(log_file: Path) -> int:

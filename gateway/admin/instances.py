@@ -1,5 +1,7 @@
 """`GET /admin/instances`: every instance as this gateway sees it."""
 
+from dataclasses import asdict
+
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
@@ -28,6 +30,7 @@ def _describe(view: InstanceView) -> dict[str, object]:
         "url": report.url,
         "engine": report.engine,
         "capacity_tokens": report.capacity_tokens,
+        "block_tokens": report.block_tokens,
         "free_tokens": report.free_tokens,
         "running": report.running,
         "waiting": report.waiting,
@@ -40,5 +43,6 @@ def _describe(view: InstanceView) -> dict[str, object]:
         "migrations_out": report.migrations_out,
         "max_batch": report.max_batch,
         "max_model_tokens": report.max_model_tokens,
+        "cost": asdict(report.cost),
         "age_s": round(view.age_s, 3),
     }

@@ -1,10 +1,11 @@
 import json
+from dataclasses import asdict
 
 import pytest
 
 from backend.registry.instance import InstanceState
 from migration.leg import Leg, RequestId
-from tests.gateway.conftest import Rig, make_rig
+from tests.gateway.conftest import Rig, make_rig, report
 from tests.gateway.scripted import Exchange, Script, ScriptedBackend
 
 OUTCOME = {"result": "moved", "reason": "", "epoch": 1, "stages": 2, "bytes": 4096, "frozen_ms": 9.1, "total_ms": 40.0}
@@ -40,7 +41,8 @@ async def test_instances(rig: Rig) -> None:
     first, second = (await rig.client.get("/admin/instances")).json()["instances"]
     assert (first["id"], first["state"], first["url"]) == ("a", "ready", a.url)
     assert (first["model"], first["models"], first["running"], first["claims"]) == ("m", ["m", "n"], 2, 0)
-    assert (first["free_tokens"], first["capacity_tokens"]) == (900, 1000)
+    assert (first["free_tokens"], first["capacity_tokens"], first["block_tokens"]) == (900, 1000, report("a").block_tokens)
+    assert first["cost"] == asdict(report("a").cost)
     assert (second["id"], second["state"]) == ("b", "draining")
 
 
