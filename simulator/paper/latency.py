@@ -11,6 +11,7 @@ from simulator.paper.finding import LABELS, METRICS, Finding, average, geometric
 from simulator.paper.section import Section
 from simulator.paper.table import Cell, Table
 
+_OTHERS = ("midstream", "infaas", "round_robin")
 GENERATED_TRACES = tuple(trace for trace in RATES if trace not in REAL_TRACES)
 TARGETS: dict[str, float] = {
     "e2e_mean": 0.94,
@@ -56,8 +57,13 @@ def latency_section(findings: Sequence[Finding]) -> Section:
     """Of the experiment `traces`."""
     found = of(findings, experiment="traces")
     middle = {trace: rates[1] for trace, rates in RATES.items() if of(found, panel=trace)}
-    tables = [_ratios(found, middle, name) for name in ("midstream", "infaas", "round_robin")]
-    return Section("traces", (_base(found), *tables, _claims(found)), _latencies(found), "Latencies of seven traces by rate, four policies")
+    tables = [_ratios(found, middle, name) for name in _OTHERS]
+    return Section(
+        "traces",
+        (_base(found), *tables, _levels(found), _claims(found)),
+        _latencies(found),
+        "Latencies of seven traces by rate, four policies",
+    )
 
 
 def fragmentation_section(findings: Sequence[Finding]) -> Section:
@@ -103,6 +109,18 @@ def _ratios(found: Sequence[Finding], middle: dict[str, float], name: str) -> Ta
     if wanted is not None:
         rows.append((wanted[0], *(wanted[1].get(metric) for metric in METRICS)))
     return Table(f"traces-{name}", f"`{name}`, multiples of `llumnix`, middle rates", ("trace, requests/s", *LABELS), tuple(rows))
+
+
+def _levels(found: Sequence[Finding]) -> Table:
+    """What the three rates of all traces have in common: each policy over `llumnix`, geometric means over the traces."""
+    rows: list[tuple[Cell, ...]] = []
+    for name in _OTHERS:
+        for level, title in enumerate(("low", "middle", "high")):
+            pairs = [[of(found, panel=trace, x=rates[level], series=each) for each in (name, "llumnix")] for trace, rates in RATES.items()]
+            if any(runs for runs, _ in pairs):
+                rows.append((name, title, *(geometric_mean(ratio(runs, base, metric) for runs, base in pairs) for metric in METRICS)))
+    header = ("policy", "rates", *LABELS)
+    return Table("traces-by-rate", "Multiples of `llumnix` by rate, geometric means over the traces", header, tuple(rows))
 
 
 def _claims(found: Sequence[Finding]) -> Table:

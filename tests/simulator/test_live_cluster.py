@@ -16,8 +16,13 @@ SCENARIO = from_dict(
     }
 )
 COST = {
-    "base_s": 0.06, "per_token_s": 2e-6, "per_request_s": 0.01, "last_step_s": 0.07,
-    "prefill_tokens_per_s": 500.0, "prefill_base_s": 0.04, "prefill_per_token2_s": 1e-8,
+    "base_s": 0.06,
+    "per_token_s": 2e-6,
+    "per_request_s": 0.01,
+    "last_step_s": 0.07,
+    "prefill_tokens_per_s": 500.0,
+    "prefill_base_s": 0.04,
+    "prefill_per_token2_s": 1e-8,
 }
 
 
