@@ -40,6 +40,9 @@ def test_every_trace_has_its_ratio_and_the_mean() -> None:
     assert cells(tables["traces-midstream"], row="**geometric mean**")[1:] == pytest.approx([0.5] * 8)
     assert cells(tables["traces-round_robin"], row="S-S 39")[1:] == pytest.approx([4.0] * 8)
     assert len(tables["traces-llumnix"].rows) == 3 * len(RATES)
+    levels = tables["traces-by-rate"].rows
+    assert [row[:2] for row in levels[:4]] == [("midstream", "low"), ("midstream", "middle"), ("midstream", "high"), ("infaas", "low")]
+    assert levels[3][2:] == pytest.approx([2.0] * 8)
     assert section.picture.count("<polyline") == 7 * 7 * 4
 
 
@@ -53,6 +56,12 @@ def test_claims_compare_the_best_of_all_rates() -> None:
     assert cells(claims, row="prefill mean, real traces, against infaas")[1:] == pytest.approx((2.2, 1.8, 10.0, 20.0))
     assert cells(claims, row="prefill mean, generated traces, against infaas")[3:] == pytest.approx((2.0, 4.0))
     assert cells(claims, row="preemption loss saved, against round_robin")[3:] == pytest.approx((0.75, 0.875))
+
+
+def test_a_rate_that_was_not_run_has_no_row() -> None:
+    middle = [each for each in findings("traces") if each.run.x == RATES[each.run.panel][1]]
+    (levels,) = (table for table in latency_section(middle).tables if table.name == "traces-by-rate")
+    assert [row[:2] for row in levels.rows] == [(name, "middle") for name in ("midstream", "infaas", "round_robin")]
 
 
 def test_fragmentation_is_a_share_of_all_memory_in_percent() -> None:
