@@ -103,11 +103,11 @@ def scaling(plan: Plan) -> Iterable[PaperRun]:
 def thresholds(plan: Plan) -> Iterable[PaperRun]:
     """Figure 15: instances paid for against prefill latency, over the rule's threshold. `x` is the threshold."""
     load = {"trace": SCALE_TRACE, "rate": SCALE_RATE, "cv": 5.0}
-    for low_tokens in (160.0,) if plan.quick else (40.0, 80.0, 160.0, 320.0, 640.0):
+    for low_tokens in (160.0,) if plan.quick else (40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0):
         rule: dict[str, object] = {"name": "freeness", "low_tokens": low_tokens, "high_tokens": low_tokens + 800.0, "max_instances": 16}
         variants = [Variant(policy, {"name": policy}, rule) for policy in ("infaas", "llumnix")]
         yield from _runs(plan, "thresholds", "cost", low_tokens, variants, load, instances=8)
-    for out_share in (0.95,) if plan.quick else (0.8, 0.85, 0.9, 0.95, 1.0, 1.05):
+    for out_share in (0.95,) if plan.quick else (0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1):
         rule = {"name": "demand", "out_share": out_share, "in_share": round(out_share - 0.1, 3), "max_instances": 16}
         variant = Variant("midstream", {"name": "midstream"}, rule)
         yield from _runs(plan, "thresholds", "cost", out_share, (variant,), load, instances=8)
