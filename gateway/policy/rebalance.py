@@ -77,8 +77,7 @@ class FreenessPairing:
             if view.state in (ViewState.READY, ViewState.DRAINING) and view.can_move
         ]
         sources = sorted((each for each in known if each[0] < self.out_tokens and each[2].claims), key=lambda each: each[:2])
-        least = min(self._least(each[2]) for each in sources) if sources else self.in_tokens
-        takers = sorted((each for each in known if each[0] > least), key=lambda each: (-each[0], each[1]))
+        takers = sorted(known, key=lambda each: (-each[0], each[1]))
         return [
             Pair(source[1], taker[1], Reason.DRAINING if isinf(source[0]) else Reason.MEMORY)
             for source, taker in zip(sources, takers, strict=False)

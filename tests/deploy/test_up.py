@@ -28,8 +28,8 @@ from deploy.up import (
     without_password,
 )
 
-CPU = Machine(gpus=(), cores=(2, 5))
-GPUS = Machine(gpus=("0", "3"), cores=(0, 1))
+CPU = Machine(gpus=(), cores=2)
+GPUS = Machine(gpus=("0", "3"), cores=2)
 URL = "redis://127.0.0.1:1/0"
 
 
