@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from gateway.errors import UpstreamFailed
+from gateway.errors import UpstreamFailed, UpstreamPreempted
 from gateway.policy.view import ClusterView, InstanceView
 from gateway.resuming import can_take_over, next_epoch
 from migration.leg import InstanceId
@@ -45,6 +45,8 @@ class Attempts:
         self.failed_at_s = 0.0
         self.under_way = False
         """It has had output tokens, here or there: worth waiting for an instance that takes it."""
+        self.in_line = False
+        """It was preempted, and waits in line as if it had come just now."""
         self.came_back = False
         """Its client has seen events of it at another gateway."""
         self.epoch = 0
@@ -67,6 +69,10 @@ class Attempts:
 
     def decide(self, failure: UpstreamFailed, now_s: float, *, shown: bool, tokens: int, why_not: str | None) -> Decision:
         """What a failure means. `shown`: the client has seen bytes; `why_not`: what keeps the request from being resumed."""
+        self.in_line = isinstance(failure, UpstreamPreempted) and why_not is None and (shown or tokens > 0)
+        if self.in_line:
+            self._step_aside(failure, now_s)
+            return Decision(Next.RESUME)
         self._fruitless += 1
         if self.resuming is None or self.failure is None:
             self.failure, self.failed_at_s = failure, now_s
@@ -84,6 +90,13 @@ class Attempts:
         self.resuming = None
         may_begin_anew = not shown and reason != "too_often"
         return Decision(Next.ANEW if may_begin_anew else Next.SHOW, ("refused", reason))
+
+    def _step_aside(self, failure: UpstreamFailed, now_s: float) -> None:
+        """Nothing has gone wrong, and nothing is used up but the epoch."""
+        self._fruitless = max(1, self._fruitless)
+        self.failure, self.failed_at_s = failure, now_s
+        self.under_way = True
+        self.resuming = self.resuming or failure.reason
 
     def take_over(self, epoch: int, reason: str, *, has_seen: bool) -> None:
         """Another gateway's client has come: go on, from that epoch and the tokens that were kept."""

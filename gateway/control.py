@@ -54,6 +54,11 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class Preempted:
+    """The request has lost its memory there and waits for it again: who can go on with it elsewhere may close the stream."""
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """Status and headers of the answer, at the start of an attachment."""
 
@@ -70,7 +75,7 @@ class Answer:
     body: bytes
 
 
-Control = Moving | Kept | Moved | Lost | Released | Head | Answer
+Control = Moving | Kept | Moved | Lost | Released | Preempted | Head | Answer
 
 
 def parse_control(event: Event) -> Control | None:
@@ -99,6 +104,8 @@ def _control(raw: dict[str, object]) -> Control:
             return Lost(str(raw.get("reason", "")))
         case {"kind": "released"}:
             return Released(str(raw.get("reason", "")))
+        case {"kind": "preempted"}:
+            return Preempted()
         case {"kind": "head", "status": int(status), "headers": headers}:
             return Head(status, _headers(headers))
     raise ValueError(f"unknown kind or missing fields: {raw!r:.200}")

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from gateway.metrics import Metrics
-from gateway.policy.decision import Bind, Decision, Dispatch, Pairing, Trade, bind_scores, scores, to_json
+from gateway.policy.decision import Bind, Decision, Dispatch, Pairing, Release, Trade, bind_scores, scores, to_json
 from gateway.policy.rebalance import Reason
 from migration.choice import Move, Standing
 from migration.leg import InstanceId, RequestId
 
-KINDS = ("dispatch", "bind", "move")
-LOGGED = {"none": (), "moves": ("move",), "all": KINDS}
+KINDS = ("dispatch", "bind", "move", "release")
+LOGGED = {"none": (), "moves": ("move", "release"), "all": KINDS}
 """The kinds that are lines of the log, by MIDSTREAM_LOG_DECISIONS."""
 
 log = logging.getLogger("midstream.gateway.decisions")
@@ -34,12 +34,22 @@ class Moving:
 
 
 @dataclass(frozen=True, slots=True)
+class Releasing:
+    """Requests that wait for memory on that instance are offered to their gateways, which have them wait in line instead."""
+
+    requests: tuple[RequestId, ...]
+    source: Standing
+    why: Release
+    kind: Literal["release"] = "release"
+
+
+@dataclass(frozen=True, slots=True)
 class Noted:
     """An entry. `number` rises by one with each of this gateway."""
 
     number: int
     at: datetime
-    what: Dispatch | Bind | Moving
+    what: Dispatch | Bind | Moving | Releasing
 
     @property
     def requests(self) -> Sequence[RequestId]:
@@ -51,6 +61,8 @@ class Noted:
                 return tuple(binding.request for binding in self.what.bindings)
             case Moving():
                 return (self.what.move.request,)
+            case Releasing():
+                return self.what.requests
 
     @property
     def chosen(self) -> Sequence[InstanceId]:
@@ -62,11 +74,13 @@ class Noted:
                 return tuple(binding.instance for binding in self.what.bindings)
             case Moving():
                 return (self.what.move.destination,)
+            case Releasing():
+                return (self.what.source.instance,)
 
     def to_json(self) -> Mapping[str, object]:
         """All of it. `decision` can be read again and replayed (gateway/policy/decision.py)."""
         what = self.what
-        decision: Decision = what.why if isinstance(what, Moving) else what
+        decision: Decision = what.why if isinstance(what, Moving | Releasing) else what
         told: dict[str, object] = {"number": self.number, "at": self.at.isoformat(), "kind": what.kind}
         told |= {"requests": list(self.requests), "chosen": list(self.chosen)}
         match what:
@@ -74,6 +88,8 @@ class Noted:
                 told["alternatives"] = scores(what)
             case Bind():
                 told["alternatives"] = bind_scores(what)
+            case Releasing():
+                told["source"] = _sums(what.source)
             case Moving():
                 told |= {"source": _sums(what.source), "destination": _sums(what.destination)}
                 told |= {"reason": what.reason.value, "gain_s": what.move.gain_s}
@@ -100,7 +116,7 @@ class DecisionLog:
         self._metrics = metrics
         self._number = 0
 
-    def note(self, what: Dispatch | Bind | Moving, made: Sequence[InstanceId] | None = None) -> None:
+    def note(self, what: Dispatch | Bind | Moving | Releasing, made: Sequence[InstanceId] | None = None) -> None:
         """It has been decided. Cheap: it is put into words when somebody wants to read it. `made`: what of it was carried out here."""
         self._number += 1
         noted = Noted(self._number, datetime.now(UTC), what)

@@ -10,7 +10,7 @@ from random import Random
 from backend.registry.line import Passage
 from backend.registry.store import Candidate
 from gateway.decisions import DecisionLog
-from gateway.errors import ModelNotFound, NoInstance, NoOtherInstance
+from gateway.errors import ModelNotFound, NoInstance, NoOtherInstance, PatienceOver, QueueFull
 from gateway.ledger import Ledger, Place
 from gateway.line import Line
 from gateway.metrics import Metrics
@@ -55,17 +55,32 @@ class Dispatcher:
         self._decisions = decisions
         self._numbers = count(rng.randrange(2**16))
 
-    async def choose(self, place: Place, model: str | None, excluded: frozenset[InstanceId], *, under_way: bool = False) -> InstanceView:
+    async def choose(
+        self,
+        place: Place,
+        model: str | None,
+        excluded: frozenset[InstanceId],
+        *,
+        under_way: bool = False,
+        in_line: bool = False,
+        output_tokens: int = 0,
+    ) -> InstanceView:
         """Put the request on an instance. Raises ModelNotFound, NoInstance, QueueFull, PatienceOver. The caller sets a deadline.
 
-        One whose answer is `under_way` does not stand in line (again), and is not refused there: its client reads already.
+        One whose answer is `under_way` does not stand in line again, unless it is better off there (`in_line`), and is not refused there:
+        its client reads already.
         """
-        await self._ledger.give_back(place)  # of an instance that failed it; nothing else may be held by one that waits
-        request = RequestView(place.request, model, place.tier, place.prompt_tokens, excluded, sequence=next(self._numbers))
-        if under_way or isinstance(self._policy.line, Immediate):
+        await self._ledger.seek(place, output_tokens)
+        request = RequestView(place.request, model, place.tier, place.tokens, excluded, sequence=next(self._numbers))
+        if (under_way and not in_line) or isinstance(self._policy.line, Immediate):
             return await self._choose_at_once(place, request)
-        found = await self._pass(place, request)
-        return found if isinstance(found, InstanceView) else await self._line.wait(place, request, found)
+        try:
+            found = await self._pass(place, request)
+            return found if isinstance(found, InstanceView) else await self._line.wait(place, request, found, again=under_way)
+        except (QueueFull, PatienceOver):
+            if not under_way:
+                raise
+        return await self._choose_at_once(place, request)
 
     async def choose_destination(self, source: InstanceId, request: RequestView) -> InstanceView:
         """The policy's best instance other than the source, without a claim. Raises NoOtherInstance."""

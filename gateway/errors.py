@@ -32,6 +32,7 @@ GatewayError
 │   ├── UpstreamSilent        a deadline passed
 │   ├── UpstreamDeclined      an order to it, or a question, was answered with an error
 │   ├── UpstreamLetGo         it is alive, and has the request no longer
+│   │   └── UpstreamPreempted     it has taken the request's memory away: it waits in line again
 │   ├── UpstreamRefused       it answered with a 5xx, which is passed on if nobody else can help
 │   ├── UpstreamUntrusted     it and this gateway do not share a secret
 │   └── StreamGap             a moved stream does not go on where the first part ended
@@ -292,6 +293,12 @@ class UpstreamLetGo(UpstreamFailed):
     """The instance is well, but has let the request go, or lost it."""
 
     code = "instance_lost"
+
+
+class UpstreamPreempted(UpstreamLetGo):
+    """The instance has taken the request's memory away, and has none for it: it is better off in line."""
+
+    code = "preempted"
 
 
 class UpstreamSilent(UpstreamFailed):

@@ -38,6 +38,8 @@ class Place:
     request: RequestId
     tier: str
     prompt_tokens: int
+    output_tokens: int = 0
+    """That it had when it came to look for this instance."""
     instance: InstanceId | None = None
     claimed: bool = False
     """The store is known to hold a claim for it."""
@@ -47,6 +49,11 @@ class Place:
     """It was claimed ahead of room, and has not started."""
     queued_s: float = 0.0
     """How long it has been in line, in all."""
+
+    @property
+    def tokens(self) -> int:
+        """What it needs memory for, to start."""
+        return self.prompt_tokens + self.output_tokens
 
 
 class Ledger:
@@ -271,12 +278,12 @@ class Ledger:
         return InstanceId(record.text) if record else None
 
     def _claim(self, place: Place, instance: InstanceId) -> Claim:
-        return Claim(place.request, instance, self._settings.gateway_id, place.tier, place.prompt_tokens)
+        return Claim(place.request, instance, self._settings.gateway_id, place.tier, place.tokens)
 
     def _count(self, instance: InstanceId, place: Place, claims: int, look: int | None = None) -> None:
         """So many more. `look` is the look that was the last when the store was asked for what this corrects: one that began later
         was asked later, and knows."""
-        change = claims * place.prompt_tokens
+        change = claims * place.tokens
         self._moved.add(instance)
         self._drift[instance] = self._drift.get(instance, NO_DRIFT).plus(claims, change)
         if self._since is not None and look in (None, self._looks):
@@ -294,6 +301,11 @@ class Ledger:
             await self.ask(lambda: self._store.release(request))
         except StoreError:
             return
+
+    async def seek(self, place: Place, output_tokens: int) -> None:
+        """It looks for an instance (again), with so many output tokens: it holds nothing meanwhile."""
+        await self.give_back(place)
+        place.output_tokens = output_tokens
 
     async def give_back(self, place: Place) -> None:
         """Also asked for a place that is not known to be claimed: the question may have arrived and its answer not."""

@@ -108,9 +108,11 @@ class Line:
         self._mean_output_tokens += GUESS_WEIGHT * (tokens - self._mean_output_tokens)
         self.expected_output_tokens = GUESS_STEP_TOKENS * max(1, round(self._mean_output_tokens / GUESS_STEP_TOKENS))
 
-    async def wait(self, place: Place, request: RequestView, line: str) -> InstanceView:
-        """Stand in line until the request is bound. Raises QueueFull, PatienceOver. Whoever stops waiting is forgotten at once."""
-        waiter = self._waiter(place, request, line)
+    async def wait(self, place: Place, request: RequestView, line: str, *, again: bool = False) -> InstanceView:
+        """Stand in line until the request is bound. Raises QueueFull, PatienceOver. Whoever stops waiting is forgotten at once.
+
+        `again`: it ran before, and its tier's patience, whatever the tier, begins anew."""
+        waiter = self._waiter(place, request, line, again=again)
         in_line = True
         try:
             in_line = await self._join(waiter)
@@ -216,7 +218,7 @@ class Line:
     def _show(self, tier: str) -> None:
         self._metrics.line.show(tier, self.length(tier), self.oldest_s(tier))
 
-    def _waiter(self, place: Place, request: RequestView, line: str) -> Waiter:
+    def _waiter(self, place: Place, request: RequestView, line: str, *, again: bool) -> Waiter:
         tier = self._policy.tiers.find(place.tier)
         now_s = self._clock()
         ticket = Ticket(
@@ -225,10 +227,13 @@ class Line:
             self._settings.gateway_id,
             tier.name,
             self._policy.rank_of(tier.name),
-            place.prompt_tokens,
+            place.tokens,
             tuple(sorted(request.excluded)),
+            again,
         )
         until_s = now_s + tier.patience_s - place.queued_s if tier.sheddable else inf
+        if again:
+            until_s = now_s + tier.patience_s
         return Waiter(place, ticket, request, now_s, until_s, asyncio.get_running_loop().create_future())
 
     async def _join(self, waiter: Waiter) -> bool:
@@ -295,7 +300,7 @@ class Line:
             frozenset(ticket.excluded),
             expected_output_tokens=self.expected_output_tokens,
         )
-        return Waiting(view, demand_tokens(view, cluster), -standing.waited_s)
+        return Waiting(view, demand_tokens(view, cluster), -standing.waited_s, ticket.again)
 
     async def _carry_out(self, bindings: Sequence[Binding], cluster: ClusterView, line: str) -> Sequence[InstanceId]:
         """Claim for ours, all at once; answers the instances that were claimed.

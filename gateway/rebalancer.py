@@ -4,6 +4,7 @@
       _round ─ one view; for each pool of instances: pairs, then offers, then grants (gateway/policy/rebalance.py)
         _work_on ─ a pair: ask its source for a request, order its move, again as long as the pair holds
         _grant ─ one move that a source offered
+      _let_go ─ more often: have instances offer what waits there for memory it has lost (policy/rebalance.py, ReleaseStep)
 
 Which request moves is the source's choice (migration/question.py): a round costs nothing that grows with the number of requests.
 Orders carry the lease's token. Before the first order of a term every instance of the pool is told the token, and refuses from then on the
@@ -19,14 +20,14 @@ from functools import partial
 
 from backend.registry.lease import LeaseStore
 from gateway.composition import Composition
-from gateway.decisions import Moving
+from gateway.decisions import Moving, Releasing
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamDeclined, UpstreamFailed
 from gateway.mover import conclude, order
 from gateway.policy.budget import Budget
 from gateway.policy.config import Policy
-from gateway.policy.decision import Pairing, Trade, pair_up
+from gateway.policy.decision import Pairing, Release, Trade, pair_up, release_from
 from gateway.policy.load import standing
-from gateway.policy.question import offer_question, pair_question
+from gateway.policy.question import offer_question, pair_question, release_question
 from gateway.policy.rebalance import Grant, Offer, Pair, Reason, pools
 from gateway.policy.view import ClusterView, InstanceView, ViewState
 from gateway.term import Office, Term
@@ -74,20 +75,24 @@ class Rebalancer:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._office.keep())
-                while True:
-                    await asyncio.sleep(self._rules.interval_s)
-                    term = self._office.term
-                    self._parts.metrics.leading.set(term is not None)
-                    if term is not None:
-                        await self._guarded_round(term, tasks)
+                if self._rules.release is not None:
+                    tasks.create_task(self._repeat(self._rules.release.interval_s, self._release_round))
+                await self._repeat(self._rules.interval_s, lambda term: self._round(term, tasks))
         finally:
             self._parts.metrics.leading.set(0)
 
-    async def _guarded_round(self, term: Term, tasks: asyncio.TaskGroup) -> None:
-        try:
-            await self._round(term, tasks)
-        except Exception:  # one bad round must not end them all
-            log.exception("a round of rebalancing failed")
+    async def _repeat(self, interval_s: float, act: Callable[[Term], Awaitable[None]]) -> None:
+        """While the lease is held, for ever."""
+        while True:
+            await asyncio.sleep(interval_s)
+            term = self._office.term
+            self._parts.metrics.leading.set(term is not None)
+            if term is None:
+                continue
+            try:
+                await act(term)
+            except Exception:  # one bad round must not end them all
+                log.exception("a round of rebalancing failed")
 
     async def _round(self, term: Term, tasks: asyncio.TaskGroup) -> None:
         cluster = await self._parts.ledger.view(0.0)
@@ -97,9 +102,13 @@ class Rebalancer:
         self._silent = {instance: until_s for instance, until_s in self._silent.items() if until_s > now_s}
         self._budget = replace(self._budget, per_s=self._rules.moves_per_instance_s * len(cluster.instances))
         for pool in pools(cluster):
-            able = tuple(view for view in pool.instances if view.state in _ABLE and view.can_move and view.id not in self._silent)
-            if len(able) > 1:
-                await self._rebalance(term, ClusterView(able), tasks)
+            able = self._able(pool)
+            if len(able.instances) > 1:
+                await self._rebalance(term, able, tasks)
+
+    def _able(self, pool: ClusterView) -> ClusterView:
+        """Those that can be asked for something."""
+        return ClusterView(tuple(view for view in pool.instances if view.state in _ABLE and view.can_move and view.id not in self._silent))
 
     async def _rebalance(self, term: Term, pool: ClusterView, tasks: asyncio.TaskGroup) -> None:
         pairs = pair_up(self._rules, pool)
@@ -147,6 +156,33 @@ class Rebalancer:
         finally:
             self._out.discard(source)
             self._in.discard(destination)
+
+    # ------------------------------------------------------------------ releases
+
+    async def _release_round(self, term: Term) -> None:
+        cluster = await self._parts.ledger.view(self._parts.settings.view_max_age_s)
+        if not self._parts.ledger.is_store_up:
+            return
+        for pool in pools(cluster):
+            able = self._able(pool)
+            why = Release(self._rules, able, release_from(self._rules, able))
+            if why.sources and await self._fence(term, able):
+                async with asyncio.TaskGroup() as asking:
+                    for source in why.sources:
+                        asking.create_task(self._let_go(term, _known(able, source), why))
+
+    async def _let_go(self, term: Term, source: InstanceView, why: Release) -> None:
+        """Have it offer to their gateways what waits there for memory it has lost."""
+        assert self._rules.release is not None
+        tiers = self._policy.tiers
+        question = release_question(self._rules.release, standing(source, tiers), tiers, ranked=self._policy.ranked, token=term.token)
+        try:
+            moves = await self._ask(source, question, "release")
+        except UpstreamFailed as error:
+            log.info("%s did not offer what waits there: %s", source.id, error)
+            return
+        if moves:
+            self._parts.decisions.note(Releasing(tuple(move.request for move in moves), question.source, why))
 
     # ------------------------------------------------------------------ pairs
 
@@ -233,9 +269,9 @@ class Rebalancer:
             return False
         return True
 
-    async def _ask(self, source: InstanceView, question: Question) -> Sequence[Move]:
+    async def _ask(self, source: InstanceView, question: Question, what: str = "choices") -> Sequence[Move]:
         """The moves it offers, to destinations that were offered. Raises UpstreamFailed."""
-        raw = await self._post(source, "choices", question.to_json())
+        raw = await self._post(source, what, question.to_json())
         try:
             answer = Answer.from_json(raw)
         except ValueError as error:

@@ -151,7 +151,7 @@ class Relay:
         try:
             async with asyncio.timeout(self._settings.first_byte_timeout_s) as self._deadline:
                 while True:
-                    instance = await seek(self._parts, self._place, self._asked, self._attempts, self._deadline)
+                    instance = await seek(self._parts, self._place, self._asked, self._attempts, self._transcript.tokens, self._deadline)
                     try:
                         return await self._ride(instance)
                     except UpstreamFailed as failure:
@@ -169,8 +169,7 @@ class Relay:
             await self._blame()
         if isinstance(failure, UpstreamUnreachable):
             self._parts.dispatcher.suspect(self._served_by)
-        shown = self._client.started or self._attempts.came_back
-        why_not = why_not_resumable(self._asked.fields, self._transcript, shown=shown)
+        shown, why_not = self._client.started or self._attempts.came_back, self._why_not_resumable()
         decision = self._attempts.decide(failure, self._parts.clock(), shown=shown, tokens=self._transcript.tokens, why_not=why_not)
         if decision.counted:
             self._parts.metrics.resumes.outcomes.labels(*decision.counted).inc()
@@ -180,6 +179,10 @@ class Relay:
             self._transcript, self._head, self._joint.leg = self._transcript.fresh(), None, None
             self._memory.cover(0)
             self._parts.metrics.retries.labels(failure.reason).inc()
+
+    def _why_not_resumable(self) -> str | None:
+        shown = self._client.started or self._attempts.came_back
+        return why_not_resumable(self._asked.fields, self._transcript, shown=shown)
 
     async def _blame(self) -> None:
         self._attempts.blame(self._served_by, await self._parts.ledger.view(self._settings.view_max_age_s))
@@ -336,7 +339,7 @@ class Relay:
                 self._attached.open(self._request, control, self._tasks)
             case Kept(epoch) if epoch == self._attached.epoch:
                 self._attached.drop()
-        return turn_of(control, self._attached.epoch)
+        return turn_of(control, self._attached.epoch, self._why_not_resumable)
 
     # ------------------------------------------------------------------ switching
 

@@ -21,6 +21,8 @@ class Wanted(StrEnum):
     """To each destination, the request that gains most there."""
     REQUEUE = "requeue"
     """A request that waits for memory, and would start there at once."""
+    RELEASE = "release"
+    """All requests that have lost their memory and wait for it again: they go back to the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ NO_PRICE = PriceRule(0.0, 0.0, 0.0, 0)
 class Question:
     """Whom would you give away? `token` is the asker's fencing token; `tiers` begins with the one that unknown names belong to.
 
-    A request that came less than `cool_down_s` ago stays. `rule` matters to a trade only.
+    A request that came less than `cool_down_s` ago stays. `rule` matters to a trade only, `least_tokens` to a release: the shortest request
+    that goes.
     """
 
     token: int
@@ -50,6 +53,7 @@ class Question:
     tiers: tuple[TierValue, ...]
     rule: PriceRule = NO_PRICE
     cool_down_s: float = 0.0
+    least_tokens: int = 0
 
     def tier(self, name: str) -> TierValue:
         """That tier, or the first."""
@@ -85,8 +89,9 @@ class Answer:
 
 
 def choose(question: Question, movable: Iterable[Movable], *, least_remaining_tokens: float = 0.0) -> Sequence[Move]:
-    """The moves to offer. `movable` are running requests, or waiting ones, in their order, if a requeue is wanted; whoever will end within
-    `least_remaining_tokens` more tokens stays: it would be over before it has moved."""
+    """The moves to offer. `movable` are running requests; if a requeue is wanted waiting ones, if a release is wanted those of them that
+    ran here before, in their order. Whoever will end within `least_remaining_tokens` more tokens stays: it would be over before it has
+    moved."""
     source, first = question.source, question.destinations[0]
     candidates = lasting(movable, least_remaining_tokens)
     match question.wanted:
@@ -99,4 +104,6 @@ def choose(question: Question, movable: Iterable[Movable], *, least_remaining_to
         case Wanted.REQUEUE:
             room = first.free_tokens - first.head_tokens
             chosen = next((each for each in sorted(candidates, key=lambda each: each.rank) if each.tokens <= room), None)
+        case Wanted.RELEASE:
+            return [Move(each.request, first.instance, 0.0) for each in candidates if each.tokens >= question.least_tokens]
     return [Move(chosen.request, first.instance, 0.0)] if chosen is not None else []

@@ -7,7 +7,6 @@ from random import Random
 
 from backend.engine.request import EngineRequest, RequestState
 from backend.registry.instance import InstanceState
-from gateway.policy.elsewhere import elsewhere
 from gateway.policy.line import LineView, Waiting
 from gateway.policy.tier import Tiers
 from gateway.policy.view import ClusterView, RequestView
@@ -24,8 +23,6 @@ from simulator.transfer import TransferCost
 from simulator.workload import Arrival
 
 _SAMPLE_INTERVAL_S = 1.0
-_HEADS = 2
-"""Of an instance's queue, that look for room elsewhere."""
 _FIRST_GUESS_TOKENS = 256.0
 _GUESS_WEIGHT = 0.01
 """Of one answer, in the running mean of their lengths."""
@@ -75,6 +72,8 @@ class Cluster:
     def run(self) -> None:
         """Until every job is finished."""
         self._every(self.policy.rebalancing.interval_s, self._tick)
+        if self.policy.rebalancing.release is not None:
+            self._every(self.policy.rebalancing.release.interval_s, self.rebalancer.release)
         self._every(_SAMPLE_INTERVAL_S, self._sample)
         if self.autoscaler.interval_s is not None:
             self._every(self.autoscaler.interval_s, self.autoscaler.tick)
@@ -104,19 +103,33 @@ class Cluster:
                 self._bind(jobs[binding.request], self.instances[binding.instance], binding.ahead)
         self._binding = False
 
-    def to_line(self, job: Job) -> None:
-        """It waits for an instance (again). Its place is that of its arrival."""
+    def to_line(self, job: Job, since_s: float) -> None:
+        """It waits for an instance (again), as one that came then."""
         old = _begin_anew(job)
-        job.waiting = Waiting(job.waiting.view, old.prompt_tokens + old.output_tokens, job.waiting.arrived_s)
+        job.waiting = Waiting(job.waiting.view, old.prompt_tokens + old.output_tokens, since_s, again=old.output_tokens > 0)
         job.place = None
         insort(self.line, job, key=_order)
+
+    def withdraw(self, job: Job, source: Instance, since_s: float) -> None:
+        """A waiting job leaves its instance's queue for the line."""
+        source.count(job, -1)
+        source.remove(job)
+        if job.is_ahead:
+            job.is_ahead = False
+            self._ahead -= 1
+        self.to_line(job, since_s)
+        self.changed()
+
+    def release(self, job: Job, source: Instance) -> None:
+        """A preempted job leaves its instance's queue for the end of the line."""
+        self.withdraw(job, source, self.loop.now_s)
 
     def requeue(self, job: Job, source: Instance, destination: Instance) -> None:
         """A waiting job goes from one queue to the other."""
         source.count(job, -1)
         source.remove(job)
         _begin_anew(job)
-        job.place = destination.id
+        job.place, job.came_with_tokens = destination.id, job.engine_request.output_tokens
         destination.count(job, 1)
         destination.add(job)
         self.changed()
@@ -134,8 +147,6 @@ class Cluster:
         if job.lost_since_s is None:
             job.lost_since_s = self.loop.now_s
         self.rebalancer.left(job, SourceEvent.FAILED)
-        if self.policy.rebalancing.redispatch_preempted:
-            self.loop.after(0.0, lambda: self.redispatch(instance, job))
 
     def finished(self, instance: Instance, job: Job) -> None:
         job.finish_s = self.loop.now_s
@@ -145,37 +156,13 @@ class Cluster:
         self.rebalancer.left(job, SourceEvent.ENDED)
         self.changed()
 
-    def seek_room(self) -> None:
-        """The heads of instances' queues go where there is room for them, if there is."""
-        for instance in tuple(self.instances.values()):
-            for job in instance.waiting_jobs()[:_HEADS]:
-                waiting = Waiting(job.waiting.view, job.engine_request.tokens, job.waiting.arrived_s)
-                place = elsewhere(
-                    waiting, instance.id, self.policy.line, self.view(), self.loop.now_s, self._expected_output_tokens, self._rng
-                )
-                if place is None:
-                    break
-                self._withdraw(instance, job)
-                self.line.remove(job)
-                self._bind(job, self.instances[place.instance], ahead=False)
-
     def redispatch(self, instance: Instance, job: Job) -> None:
         """A waiting job leaves its instance for the line."""
         if job.engine_request.state is not RequestState.WAITING or job.place != instance.id:
             return
-        self._withdraw(instance, job)
-        self.changed()
+        self.withdraw(job, instance, job.waiting.arrived_s)
 
     # -- inside
-
-    def _withdraw(self, instance: Instance, job: Job) -> None:
-        """From the instance's queue to the line."""
-        instance.count(job, -1)
-        instance.remove(job)
-        if job.is_ahead:
-            job.is_ahead = False
-            self._ahead -= 1
-        self.to_line(job)
 
     def _plan(self, arrivals: Sequence[Arrival]) -> None:
         capacity = self._shape.capacity_blocks * self._shape.block_tokens
@@ -203,7 +190,7 @@ class Cluster:
         self.changed()
 
     def _bind(self, job: Job, instance: Instance, ahead: bool) -> None:
-        job.place = instance.id
+        job.place, job.came_with_tokens = instance.id, job.engine_request.output_tokens
         job.is_ahead = ahead
         self._ahead += ahead
         instance.count(job, 1)
@@ -217,8 +204,6 @@ class Cluster:
         self.loop.after(interval_s, act)
 
     def _tick(self) -> None:
-        if self.policy.rebalancing.redispatch_waiting:
-            self.seek_room()
         self.rebalancer.tick()
         self.changed()
 

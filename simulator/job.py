@@ -26,7 +26,14 @@ class Job:
     lost_s: float = 0.0
     preemptions: int = 0
     migrations: int = 0
+    came_with_tokens: int = 0
+    """Of its answer, to the instance where it is."""
     moved_s: float = field(default=float("-inf"))
+
+    @property
+    def ran_here(self) -> bool:
+        """It has had tokens at the instance where it is."""
+        return self.engine_request.output_tokens > self.came_with_tokens
 
     @property
     def tokens(self) -> int:

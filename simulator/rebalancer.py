@@ -4,9 +4,9 @@ from typing import Protocol
 
 from backend.engine.request import RequestState
 from gateway.policy.config import Policy
-from gateway.policy.decision import pair_up
+from gateway.policy.decision import pair_up, release_from
 from gateway.policy.load import standing
-from gateway.policy.question import offer_question, pair_question
+from gateway.policy.question import offer_question, pair_question, release_question
 from gateway.policy.rebalance import Pair, Reason
 from gateway.policy.view import ClusterView
 from migration.choice import Movable
@@ -35,6 +35,9 @@ class Stage(Protocol):
     def requeue(self, job: Job, source: Instance, destination: Instance) -> None:
         """A waiting job goes from one queue to the other."""
 
+    def release(self, job: Job, source: Instance) -> None:
+        """A preempted job leaves its instance's queue for the end of the line."""
+
 
 class Rebalancer:
     """One migration out and one in per instance, at most."""
@@ -58,6 +61,11 @@ class Rebalancer:
         if self._moves.price is not None:
             self._trade()
 
+    def release(self) -> None:
+        """Let go whom the release step lets go."""
+        for source in release_from(self._moves, self._stage.view()):
+            self._release(self._stage.instances[source])
+
     def left(self, job: Job, event: SourceEvent) -> None:
         """A job ended or was preempted: its migration, if there is one, comes to nothing."""
         transfer = self._transfers.get(job.place) if job.place is not None else None
@@ -78,6 +86,13 @@ class Rebalancer:
             return
         for move in choose(question, self._movable(source)):
             self._start(move.request, source, destination)
+
+    def _release(self, source: Instance) -> None:
+        step, tiers = self._moves.release, self._policy.tiers
+        assert step is not None
+        question = release_question(step, standing(source.view(), tiers), tiers, ranked=self._policy.ranked)
+        for move in choose(question, self._waiting(source, ran_here=True)):
+            self._stage.release(self._find(move.request, source), source)
 
     def _trade(self) -> None:
         price = self._moves.price
@@ -105,9 +120,13 @@ class Rebalancer:
             if request.state is RequestState.RUNNING and request.decoding and job.moved_s <= settled_s
         ]
 
-    def _waiting(self, source: Instance) -> list[Movable]:
+    def _waiting(self, source: Instance, *, ran_here: bool = False) -> list[Movable]:
         weights = self._weights()
-        return [Movable(job.id, *weights[job.engine_request.tier], job.engine_request.tokens) for job in source.waiting_jobs()]
+        return [
+            Movable(job.id, *weights[job.engine_request.tier], job.engine_request.tokens)
+            for job in source.waiting_jobs()
+            if job.ran_here or not ran_here
+        ]
 
     def _weights(self) -> dict[str, tuple[int, float]]:
         return {tier.name: (tier.rank if self._policy.ranked else 0, tier.weight) for tier in self._policy.tiers.tiers}

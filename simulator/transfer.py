@@ -188,7 +188,7 @@ class Transfer:
         self.destination.jobs[self._shell] = self.job
         self.source.remove(self.job)
         self.job.engine_request = self._shell
-        self.job.place = self.destination.id
+        self.job.place, self.job.came_with_tokens = self.destination.id, self._shell.output_tokens
         self.source.count(self.job, -1)
         self.destination.count(self.job, 1)
         self.destination.kick()

@@ -27,6 +27,7 @@ from backend.llumlet.link import Links
 from backend.llumlet.metrics import LlumletMetrics
 from backend.llumlet.middleware import Llumlet
 from backend.llumlet.migrations import Migrations
+from backend.llumlet.releases import Releases
 from backend.llumlet.reporter import Reporter
 from backend.llumlet.resumption import Resumptions
 from backend.llumlet.routes import Routes
@@ -123,13 +124,15 @@ class BackendApp:
             )
             resumptions = Resumptions(engine, flights, arrivals, receptions, settings, draining=lambda: self.drain.draining)
             self.drain.watch(lambda: reporter.changed(urgent=True))
+            choices = Choices(engine, flights, migrations, self._clock)
             routes = Routes(
                 flights=flights,
                 arrivals=arrivals,
                 receptions=receptions,
                 resumptions=resumptions,
                 migrations=migrations,
-                choices=Choices(engine, flights, migrations, self._clock),
+                choices=choices,
+                releases=Releases(choices, flights),
                 reporter=reporter,
                 metrics=metrics,
                 drain=self.drain,

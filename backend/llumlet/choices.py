@@ -34,7 +34,7 @@ class Choices:
 
     async def answer(self, question: Question) -> Answer:
         """The moves this instance offers. Each request of them was in the phase that the question is about a moment ago."""
-        phase = Phase.WAITING if question.wanted is Wanted.REQUEUE else Phase.DECODE
+        phase = Phase.WAITING if question.wanted in (Wanted.REQUEUE, Wanted.RELEASE) else Phase.DECODE
         candidates = self._candidates(question)
         least_tokens = self._tokens_of_a_move() if phase is Phase.DECODE else 0.0
         looked: dict[RequestId, bool] = {}
@@ -54,6 +54,8 @@ class Choices:
         exchanges = [exchange for exchange in self._flights if self._may_leave(exchange.flight, settled_s)]
         self._asked = {leg: tokens for leg, tokens in self._asked.items() if any(one.flight.leg == leg for one in exchanges)}
         started = [one for one in exchanges if one.flight.history]
+        if question.wanted is Wanted.RELEASE:
+            return [self._movable(one, question) for one in started if _ran_here(one.flight)]
         if question.wanted is not Wanted.REQUEUE:
             return [self._movable(one, question) for one in started]
         fresh = [one for one in exchanges if not one.flight.history]
@@ -96,6 +98,11 @@ class Choices:
             return (await self._engine.look(exchange.flight.leg)).phase is phase
         except MigrationError:
             return False
+
+
+def _ran_here(flight: Flight) -> bool:
+    """It has had tokens that it did not bring."""
+    return len(flight.history) > (len(flight.replay.steps) if flight.replay is not None else 0)
 
 
 def longest_output(body: bytes) -> int | None:

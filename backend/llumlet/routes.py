@@ -1,6 +1,7 @@
 """The llumlet's own HTTP routes, under /midstream/."""
 
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +18,7 @@ from backend.llumlet.flights import Flights
 from backend.llumlet.incoming import ClientLeft, leg_of, read_body
 from backend.llumlet.metrics import LlumletMetrics
 from backend.llumlet.migrations import Migrations, UnknownRequest
+from backend.llumlet.releases import Releases
 from backend.llumlet.reply import Reply
 from backend.llumlet.reporter import Reporter
 from backend.llumlet.resumption import Resumptions, read_resumption
@@ -24,7 +26,7 @@ from migration.codec import message_from_json, to_json
 from migration.errors import ProtocolError
 from migration.leg import InstanceId, RequestId
 from migration.plan import Destination, MigrationMode, MigrationPlan
-from migration.question import Question
+from migration.question import Answer, Question
 from migration.reception import Receptions
 
 PREFIX = "/midstream/"
@@ -45,6 +47,7 @@ class Routes:
         resumptions: Resumptions,
         migrations: Migrations,
         choices: Choices,
+        releases: Releases,
         reporter: Reporter,
         metrics: LlumletMetrics,
         drain: Drain,
@@ -56,6 +59,7 @@ class Routes:
         self._resumptions = resumptions
         self._migrations = migrations
         self._choices = choices
+        self._releases = releases
         self._fence = Fence()
         self._reporter = reporter
         self._metrics = metrics
@@ -93,7 +97,9 @@ class Routes:
             case "POST", "migrations":
                 return await self._migrate(await _read_json(receive))
             case "POST", "choices":
-                return await self._choose(await _read_json(receive))
+                return await self._ask(self._choices.answer, await _read_json(receive))
+            case "POST", "release":
+                return await self._ask(self._releases.answer, await _read_json(receive))
             case "POST", "fence":
                 return self._raise_fence(await _read_json(receive))
             case "GET", "drain":
@@ -129,13 +135,13 @@ class Routes:
             return Reply.error(404, str(error), code="request_not_found")
         return Reply.json(asdict(outcome))
 
-    async def _choose(self, body: Any) -> Reply:
+    async def _ask(self, answer: Callable[[Question], Awaitable[Answer]], body: Any) -> Reply:
         try:
             question = Question.from_json(body)
         except ValueError as error:
             return Reply.error(400, str(error), code="bad_question")
         self._admit(question.token)
-        return Reply.json((await self._choices.answer(question)).to_json())
+        return Reply.json((await answer(question)).to_json())
 
     def _raise_fence(self, body: Any) -> Reply:
         self._admit(body.get("token") if isinstance(body, dict) else None)

@@ -122,6 +122,10 @@ def released_event(reason: str) -> bytes:
     return _control({"kind": "released", "reason": reason})
 
 
+def preempted_event() -> bytes:
+    return _control({"kind": "preempted"})
+
+
 def head_event(status: int, headers: HeaderPairs) -> bytes:
     return _control({"kind": "head", "status": status, "headers": _text_pairs(headers)})
 

@@ -28,6 +28,8 @@ class Ticket:
     tokens: int
     excluded: tuple[InstanceId, ...] = ()
     """Instances it must not go to."""
+    again: bool = False
+    """It ran before, and was preempted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Keys
     midstream:line:LINE         zset  request -> rank * 2^40 + number of its arrival
     midstream:line_tiers:LINE   hash  tier -> how many wait
-    midstream:line_tickets      hash  request -> arrival in ms, a blank, [line, gateway, tier, rank, tokens, excluded]
+    midstream:line_tickets      hash  request -> arrival in ms, a blank, [line, gateway, tier, rank, tokens, excluded, again]
     midstream:line_expiry       zset  request -> expiry, ms
     midstream:line_number       the last arrival's number
     midstream:line_bound        hash  line -> requests claimed out of it, ever
@@ -151,7 +151,7 @@ class RedisLine:
         self._started = link.script(preamble + _STARTED)
 
     async def join(self, ticket: Ticket, limits: LineLimits, ttl_s: float) -> bool:
-        text = json.dumps([ticket.line, ticket.gateway, ticket.tier, ticket.rank, ticket.tokens, ticket.excluded])
+        text = json.dumps([ticket.line, ticket.gateway, ticket.tier, ticket.rank, ticket.tokens, ticket.excluded, ticket.again])
         place = (ticket.request, ticket.line, ticket.tier, ticket.rank, text, whole_ms(ttl_s))
         bounds = ("" if limits.of_tier is None else limits.of_tier, limits.of_line, whole_ms(SHED_TTL_S))
         joined = await self._join(*place, *bounds, *limits.shed_first)
@@ -187,5 +187,5 @@ class RedisLine:
 
 
 def _ticket(request: str, text: str) -> Ticket:
-    line, gateway, tier, rank, tokens, excluded = json.loads(text)
-    return Ticket(RequestId(request), line, gateway, tier, rank, tokens, tuple(InstanceId(each) for each in excluded))
+    line, gateway, tier, rank, tokens, excluded, *newer = json.loads(text)  # a gateway of an older version says no more
+    return Ticket(RequestId(request), line, gateway, tier, rank, tokens, tuple(InstanceId(each) for each in excluded), newer == [True])

@@ -9,26 +9,23 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from gateway.policy.autoscale import DemandScaling, Fixed, FreenessRange
 from gateway.policy.dispatch import Cheapest, DispatchPolicy, Freest, LeastLoaded, LeastMemory, RoundRobin
 from gateway.policy.line import Immediate, LateBinding, LinePolicy
-from gateway.policy.rebalance import FreenessPairing, PriceStep, QueueStep
+from gateway.policy.rebalance import FreenessPairing, PriceStep, QueueStep, ReleaseStep
 from gateway.policy.tier import Tier, Tiers
 
 
 @dataclass(frozen=True, slots=True)
 class Rebalancing:
-    """How running requests are moved. `pairing`, `price` or `queue` None: not for that reason."""
+    """How requests are moved. `pairing`, `price`, `queue` or `release` None: not for that reason."""
 
     pairing: FreenessPairing | None = None
     price: PriceStep | None = None
     queue: QueueStep | None = None
+    release: ReleaseStep | None = None
     interval_s: float = 0.2
     cool_down_s: float = 0.0
     """A request that has moved stays for so long."""
-    redispatch_preempted: bool = False
-    """Preempted requests go back to the line."""
     moves_per_instance_s: float = 0.0
     """Moves that begin a second, at most, for each instance of the cluster; 0: no bound."""
-    redispatch_waiting: bool = False
-    """Requests that wait at an instance go to another one as soon as there is room for them there (elsewhere.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,7 @@ class MidstreamPolicy:
     placement: Literal["price", "freeness"] = "price"
     reserve_blocks: Annotated[int, Field(ge=0)] = 1
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.02
-    growth: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.4
+    growth: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.2
     ahead: Annotated[int, Field(ge=0)] = 1
     age_step_s: Annotated[float, Field(ge=0)] = 20.0
     aged_share: Annotated[float, Field(ge=0, le=1)] = 0.25
@@ -131,10 +128,10 @@ class MidstreamPolicy:
     threshold_s: Annotated[float, Field(ge=0)] = 0.005
     keep_blocks: Annotated[int, Field(ge=0)] = 10
     cool_down_s: Annotated[float, Field(ge=0)] = 0.0
-    redispatch_preempted: bool = False
     requeue: bool = True
+    release: bool = True
+    release_tokens: Annotated[int, Field(ge=0)] = 256
     moves_per_instance_s: Annotated[float, Field(ge=0)] = 5.0
-    redispatch_waiting: bool = False
     weights: Mapping[str, float] = field(default_factory=dict)
 
     def build(self, tiers: Tiers) -> Policy:
@@ -152,16 +149,16 @@ class MidstreamPolicy:
                 self.aged_share,
                 self.backfill,
                 self.placement,
+                self.unblock_tokens if self.migrate else None,
             )
         moves = Rebalancing(
             FreenessPairing(self.out_tokens, self.in_tokens, unblock_tokens=self.unblock_tokens) if self.migrate else None,
             PriceStep(weighed, self.threshold_s, self.keep_blocks) if self.migrate and self.price_moves else None,
             QueueStep(self.reserve_blocks) if self.migrate and self.requeue else None,
+            ReleaseStep(self.release_tokens) if self.migrate and self.release and self.late_binding else None,
             self.interval_s,
             self.cool_down_s,
-            self.redispatch_preempted,
             self.moves_per_instance_s,
-            self.redispatch_waiting,
         )
         return Policy(dispatch, line, moves, weighed, self.priorities)
 

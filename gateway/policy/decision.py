@@ -72,7 +72,17 @@ class Trade:
     kind: Literal["trade"] = "trade"
 
 
-Decision: TypeAlias = Dispatch | Bind | Pairing | Trade
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Which instances are asked whom of their queue they let go."""
+
+    rules: Rebalancing
+    cluster: ClusterView
+    sources: tuple[InstanceId, ...]
+    kind: Literal["release"] = "release"
+
+
+Decision: TypeAlias = Dispatch | Bind | Pairing | Trade | Release
 
 
 def pair_up(rules: Rebalancing, cluster: ClusterView) -> tuple[Pair, ...]:
@@ -83,6 +93,14 @@ def pair_up(rules: Rebalancing, cluster: ClusterView) -> tuple[Pair, ...]:
             taken = {each for pair in found for each in (pair.source, pair.destination)}
             found += [pair for pair in step.pairs(cluster) if not {pair.source, pair.destination} & taken]
     return tuple(found)
+
+
+def release_from(rules: Rebalancing, cluster: ClusterView) -> tuple[InstanceId, ...]:
+    """The sources of the release step, but for those whose queue the queue step sees to."""
+    if rules.release is None:
+        return ()
+    seen_to = {pair.source for pair in rules.queue.pairs(cluster)} if rules.queue is not None else set()
+    return tuple(source for source in rules.release.sources(cluster) if source not in seen_to)
 
 
 def replay(decision: Decision) -> Decision:
@@ -96,6 +114,8 @@ def replay(decision: Decision) -> Decision:
             return replace(decision, bindings=tuple(bindings))
         case Pairing():
             return replace(decision, pairs=pair_up(decision.rules, decision.cluster))
+        case Release():
+            return replace(decision, sources=release_from(decision.rules, decision.cluster))
         case Trade():
             price = decision.rules.price
             return replace(decision, grants=tuple(price.grants(dict(decision.answers))) if price else ())
@@ -186,6 +206,8 @@ def to_json(decision: Decision) -> dict[str, object]:
             told["bindings"] = _plain(tuple[Binding, ...], decision.bindings)
         case Pairing():
             told |= {"rules": _plain(Rebalancing, decision.rules), "pairs": _plain(tuple[Pair, ...], decision.pairs)}
+        case Release():
+            told |= {"rules": _plain(Rebalancing, decision.rules), "sources": list(decision.sources)}
         case Trade():
             told |= {"rules": _plain(Rebalancing, decision.rules), "grants": _plain(tuple[Grant, ...], decision.grants)}
             told["answers"] = {source: _plain(tuple[Move, ...], moves) for source, moves in decision.answers}
@@ -207,6 +229,8 @@ def from_json(raw: Mapping[str, Any]) -> Decision:
                 return Bind(replace(line, waiting=tuple(line.waiting)), _line_from_json(raw["policy"]), cluster, raw["seed"], bindings)
             case "pairing":
                 return Pairing(_read(Rebalancing, raw["rules"]), cluster, _read(tuple[Pair, ...], raw["pairs"]))
+            case "release":
+                return Release(_read(Rebalancing, raw["rules"]), cluster, tuple(InstanceId(each) for each in raw["sources"]))
             case "trade":
                 answers = tuple((InstanceId(source), _read(tuple[Move, ...], moves)) for source, moves in raw["answers"].items())
                 return Trade(_read(Rebalancing, raw["rules"]), cluster, answers, _read(tuple[Grant, ...], raw["grants"]))

@@ -9,8 +9,10 @@ Late binding with backfill, one request after the other in the line's order (tie
    there will write: `reserve_blocks` for each of the n, at least `watermark` of the memory, and at least growth * E * sqrt(n), E being the
    usual length of answers (n answers of unknown ends differ from their mean by about E sqrt(n)). It is bound to the cheapest such
    instance (price.py), or to the freest.
-2. A *head* is a request that fits nowhere. At most `ahead` heads are bound ahead of room, to the instance with most room: there they stand
-   at the head of the queue, that makes the instance a source of migrations, and closes it to others until they have started.
+2. A *head* is a request that fits nowhere. At most `ahead` heads are bound ahead of room: there they stand at the head of the queue, that
+   makes the instance a source of migrations, and closes it to others until they have started. They go where most room can be made: what
+   is free, and what its requests, taken to be equally long, leave when they move into the gaps that the other instances have. Many short
+   requests find gaps everywhere, a few long ones find none.
 3. Later requests that fit pass heads (*backfill*). A head may be bound ahead beyond the limit by one for each `age_step_s` that it has
    waited, as long as no more than `aged_share` of the instances are closed in that way: the longer requests wait, the more of the cluster
    is theirs, and never all of it.
@@ -29,6 +31,9 @@ from gateway.policy.tier import Tiers
 from gateway.policy.view import ClusterView, RequestView
 from migration.leg import InstanceId, RequestId
 
+COMPARED = 16
+"""Instances, those with most room, that are looked at to bind a head ahead: what it takes grows with the product of these and all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -37,6 +42,8 @@ class Waiting:
     view: RequestView
     tokens: int
     arrived_s: float
+    again: bool = False
+    """It ran before, and was preempted."""
 
 
 def demand_tokens(request: RequestView, cluster: ClusterView) -> int:
@@ -108,12 +115,14 @@ class LateBinding(_Remembering):
     tiers: Tiers = field(default_factory=Tiers)
     reserve_blocks: int = 1
     watermark: float = 0.02
-    growth: float = 0.4
+    growth: float = 0.2
     ahead: int = 1
     age_step_s: float = 20.0
     aged_share: float = 0.25
     backfill: bool = True
     placement: Literal["price", "freeness"] = "price"
+    gap_keep_tokens: float | None = None
+    """Of an instance's free memory, what moves leave for each of its requests; None: nothing moves."""
 
     def bind(self, line: LineView, cluster: ClusterView, rng: Random) -> Sequence[Binding]:
         if not line.waiting:
@@ -136,10 +145,10 @@ class LateBinding(_Remembering):
                 if room <= 0 and closed >= aged_limit:
                     break
                 continue
-            if closed < min(aged_limit, self._ahead_at(line.now_s - waiting.arrived_s)):
-                roomiest = self._roomiest(waiting, seats, rng)
-                if roomiest is not None:
-                    bindings.append(self._take(seats, (roomiest,), waiting, kept, ahead=True))
+            if closed < min(aged_limit, self._ahead_at(waiting, line.now_s)):
+                clearest = self._clearest(waiting, seats, rng)
+                if clearest is not None:
+                    bindings.append(self._take(seats, (clearest,), waiting, kept, ahead=True))
                     room = max(seat.room for seat in seats)
                     closed += 1
                     continue
@@ -154,9 +163,10 @@ class LateBinding(_Remembering):
             object.__setattr__(self, "_seats", memory)
         return memory
 
-    def _ahead_at(self, age_s: float) -> int:
-        """How many heads may be bound ahead, this one included, for one of that age to be bound ahead."""
-        return self.ahead + int(age_s / self.age_step_s if self.age_step_s else 0)
+    def _ahead_at(self, waiting: Waiting, now_s: float) -> int:
+        """How many heads may be bound ahead, this one included, for it to be bound ahead. One that was preempted has to wait for that."""
+        aged = int((now_s - waiting.arrived_s) / self.age_step_s if self.age_step_s else 0)
+        return aged if waiting.again else self.ahead + aged
 
     def _fitting(self, waiting: Waiting, seats: Sequence[Seat], line: LineView, rng: Random) -> Sequence[int]:
         """The cheapest seat where it fits, and the `alternatives` next to it; among equals the freest, with fewest claims, by lot."""
@@ -172,9 +182,9 @@ class LateBinding(_Remembering):
             return [at for *_, at in nsmallest(1 + line.alternatives, found)]
         return (min(found)[-1],) if found else ()
 
-    def _roomiest(self, waiting: Waiting, seats: Sequence[Seat], rng: Random) -> int | None:
-        """Where a head is bound ahead: nothing queued, large enough at all, and the most room. Not where others were bound in this pass:
-        until their gateways have claimed it for them, a head would take it from them."""
+    def _clearest(self, waiting: Waiting, seats: Sequence[Seat], rng: Random) -> int | None:
+        """Where a head is bound ahead: nothing queued, large enough at all, and the most room to be made. Not where others were bound in
+        this pass: until their gateways have claimed it for them, a head would take it from them."""
         candidates = [
             (-seat.room, seat.claims, rng.random(), at)
             for at, seat in enumerate(seats)
@@ -186,7 +196,14 @@ class LateBinding(_Remembering):
             and seat.view.serves(waiting.view.model)
             and seat.view.id not in waiting.view.excluded
         ]
-        return min(candidates)[-1] if candidates else None
+        if self.gap_keep_tokens is None or len(candidates) < 2:
+            return min(candidates)[-1] if candidates else None
+        gaps = [(seat.models, seat.vacancy.free_tokens - self.gap_keep_tokens * seat.running) for seat in seats]
+        ranked: list[tuple[float, int, float, int]] = []
+        for _, claims, lot, at in nsmallest(COMPARED, candidates):
+            around = [gap for place, (models, gap) in enumerate(gaps) if place != at and models == seats[at].models]
+            ranked.append((-seats[at].clearable_tokens(around), claims, lot, at))
+        return min(ranked)[-1]
 
     def _take(self, seats: list[Seat], found: Sequence[int], waiting: Waiting, kept: Kept, *, ahead: bool) -> Binding:
         """Bind it to the first that was found, and count it there."""

@@ -6,7 +6,9 @@
    what the whole cluster keeps free for growth makes room for a long prompt.
 2. *Queue*: a request that stands at the head of a queue and has no memory there goes, without blocks, to an instance where it starts at
    once. It comes before memory: it costs nothing.
-3. *Price*: what is left (no queue and no migration at the destination) is offered to every other source as sums; each answers with its best
+3. *Release*: a request that has lost its memory, and waits for more of it than its instance has, goes back to the line. What it leaves
+   free is others' at once; where it waited it kept all of that to itself, and lost it again to its neighbours' growth.
+4. *Price*: what is left (no queue and no migration at the destination) is offered to every other source as sums; each answers with its best
    move to each; the largest gain is granted first, at most one out and one in per instance.
 """
 
@@ -22,6 +24,9 @@ from gateway.policy.view import ClusterView, InstanceView, ViewState
 from migration.choice import Move, PriceRule, Standing
 from migration.leg import InstanceId
 
+WATERMARK = 0.01
+"""The share of its memory that an engine may keep free when it lets requests in."""
+
 
 class Reason(StrEnum):
     """Why requests move."""
@@ -30,6 +35,8 @@ class Reason(StrEnum):
     DRAINING = "draining"
     """The source must get empty: its requests move even if the destination ends up less free."""
     QUEUE = "queue"
+    RELEASE = "release"
+    """It goes back to the line."""
     PRICE = "price"
 
 
@@ -118,6 +125,19 @@ class QueueStep:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseStep:
+    """The release step. Requests of fewer than `least_tokens` keep their place: they start again soon."""
+
+    least_tokens: int = 256
+    interval_s: float = 0.05
+    """Between two looks: what such a request keeps free is lost meanwhile."""
+
+    def sources(self, cluster: ClusterView) -> Sequence[InstanceId]:
+        """Instances that are asked whom of their queue they let go: those whose head has no room."""
+        return [view.id for view in cluster.instances if _is_blocked(view) and view.can_move]
+
+
+@dataclass(frozen=True, slots=True)
 class PriceStep:
     """The price step. `threshold_s` is theta; `keep_blocks` is kept free per request at the destination."""
 
@@ -172,7 +192,7 @@ def _is_blocked(view: InstanceView) -> bool:
     report = view.report
     if not report.waiting or view.state not in (ViewState.READY, ViewState.DRAINING):
         return False
-    return report.head_tokens > report.free_tokens or report.running >= report.max_batch
+    return report.head_tokens > report.free_tokens - WATERMARK * report.capacity_tokens or report.running >= report.max_batch
 
 
 def _may_gain(source: Standing, destination: Standing, rule: PriceRule, lightest: float) -> bool:

@@ -1,5 +1,6 @@
 """PURE. An instance as bindings find it: what is left of it, and the parts of its price (price.py) that no request changes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -43,6 +44,11 @@ class Seat:
     def price_s(self, weight: float, tokens: int, steps: float) -> float:
         """What placement_cost_s says of a request of that weight and so many tokens, here."""
         return steps * (weight * self.own_s + self.others_s) + tokens * (steps * self.per_token_s * (weight + self.weight) + self.stall_s)
+
+    def clearable_tokens(self, gaps_tokens: Sequence[float]) -> float:
+        """What can be free here once its requests, taken to be equally long, have moved into those gaps of other instances."""
+        each = self.tokens / max(1, self.running) + self.view.report.block_tokens
+        return self.vacancy.free_tokens + min(self.tokens, sum(gap // each * each for gap in gaps_tokens if gap >= each))
 
     def taken(self, tokens: int, weight: float, kept: Kept, *, ahead: bool) -> "Seat":
         """With one more request. Nobody else is to come where one was bound `ahead` of room, nor beyond the engine's batch."""

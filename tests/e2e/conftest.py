@@ -28,7 +28,8 @@ FLAGS = [
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those with real engines come last, so that none idles beside the others' clocks; and of them last those that end an engine."""
-    order = {"test_clients_vllm.py": 1, "test_sdk_vllm.py": 1, "test_scale_in_vllm.py": 2, "test_deaths_vllm.py": 3}
+    late = ["test_preempted_vllm.py", "test_clients_vllm.py", "test_sdk_vllm.py", "test_scale_in_vllm.py", "test_deaths_vllm.py"]
+    order = {name: place for place, name in enumerate(late, 1)}
     items.sort(key=lambda item: order.get(item.path.name, 0))
 
 

@@ -20,7 +20,7 @@ from migration.leg import InstanceId
     ],
 )
 def test_it_goes_on_here_or_there(control: Control, attached_epoch: int | None, expected: Turn | None) -> None:
-    assert turn_of(control, attached_epoch) is expected
+    assert turn_of(control, attached_epoch, lambda: None) is expected
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,4 @@ def test_it_goes_on_here_or_there(control: Control, attached_epoch: int | None, 
 )
 def test_nothing_goes_on(control: Control, attached_epoch: int | None, error: type[UpstreamFailed]) -> None:
     with pytest.raises(error):
-        turn_of(control, attached_epoch)
+        turn_of(control, attached_epoch, lambda: None)

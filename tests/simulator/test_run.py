@@ -106,24 +106,16 @@ def test_urgent_requests_wait_less_and_not_at_all_for_those_who_came_before() ->
         assert mean([each.ttft_s for each in by_tier(outcome, "high")]) < mean([each.ttft_s for each in by_tier(flat, "high")])
 
 
-def test_preempted_requests_may_go_back_to_the_line() -> None:
-    where = {"instances": 2, "capacity_blocks": 100, "watermark": 0.0}
-    arrivals = [Arrival(n * 0.2, 100, 1200) for n in range(12)]
-    base = {"reserve_blocks": 0, "migrate": False}
-    stay = run(scenario(cluster=where, parameters=base), arrivals)
-    assert stay.to_json()["preemptions"]
-    back = run(scenario(cluster=where, parameters={**base, "redispatch_preempted": True}), arrivals)
-    assert len(back.requests) == 12
-
-
-def test_what_waits_at_one_instance_goes_where_room_comes_up() -> None:
-    """Three grow side by side until one is preempted; the other instance, full at first, has long been empty."""
-    arrivals = [Arrival(0.0, 100, 1100), Arrival(0.1, 2000, 30), Arrival(0.2, 100, 1100), Arrival(0.3, 100, 1100)]
-    where = {"instances": 2, "capacity_blocks": 160, "watermark": 0.0}
-    base = {"reserve_blocks": 0, "migrate": False, "placement": "freeness"}
-    stay, go = (run(scenario(cluster=where, parameters={**base, "redispatch_waiting": each}), arrivals) for each in (False, True))
-    assert stay.to_json()["preemptions"]
-    assert mean([each.preemption_loss_s for each in go.requests]) < mean([each.preemption_loss_s for each in stay.requests])
+@pytest.mark.parametrize("kept", [{"release": False}, {"release_tokens": 2000}])
+def test_what_was_preempted_and_is_long_waits_in_line_and_others_start_where_it_ran(kept: dict[str, Any]) -> None:
+    """Two grow side by side until one is preempted. Kept at its instance, it holds what it left free until the other one is over."""
+    arrivals = [Arrival(0.0, 600, 1200), Arrival(0.1, 600, 1200), Arrival(15.0, 200, 10)]
+    where = {"instances": 1, "capacity_blocks": 120, "watermark": 0.0}
+    base = {"reserve_blocks": 0, "watermark": 0.0, "growth": 0.0}
+    stay, go = (run(scenario(cluster=where, parameters={**base, **each}), arrivals) for each in (kept, {}))
+    assert stay.requests[1].preemptions == go.requests[1].preemptions == 1
+    assert stay.requests[2].ttft_s > 5.0
+    assert go.requests[2].ttft_s < 1.0
 
 
 @pytest.mark.parametrize("rule", [{"name": "demand", "max_instances": 6}, {"name": "freeness", "max_instances": 6, "hold_s": 2.0}])
@@ -169,9 +161,9 @@ def test_the_arrivals_of_a_trace() -> None:
     st.sampled_from(["first", "chunked"]),
     st.booleans(),
 )
-def test_any_workload_ends(arrivals: list[tuple[float, int, int]], policy: str, prefill: str, redispatch: bool) -> None:
+def test_any_workload_ends(arrivals: list[tuple[float, int, int]], policy: str, prefill: str, release: bool) -> None:
     """No request is lost or served twice, whatever comes."""
-    parameters = {"redispatch_preempted": redispatch, "redispatch_waiting": not redispatch} if policy == "midstream" else {}
+    parameters = {"release": release, "release_tokens": 0} if policy == "midstream" else {}
     where = scenario(policy, parameters, cluster={"capacity_blocks": 64, "prefill": prefill, "max_prefill_tokens": 300})
     cluster = Cluster(where, [Arrival(*each) for each in sorted(arrivals)])
     cluster.run()
