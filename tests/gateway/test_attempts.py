@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.attempts import Attempts, Decision, Next
-from gateway.errors import UpstreamBroken, UpstreamSilent
+from gateway.errors import UpstreamBroken, UpstreamPreempted, UpstreamSilent
 from gateway.policy.view import ClusterView, InstanceView, ViewState
 from migration.leg import InstanceId
 from tests.backend.registry.reports import a_report
@@ -45,6 +45,21 @@ def test_every_new_event_makes_up_for_the_failures_before_it() -> None:
         assert attempts.joined() == "instance_lost"
         attempts.progressed()
     assert attempts.joined() is None
+
+
+def test_to_be_preempted_uses_nothing_up() -> None:
+    attempts, preempted = Attempts(1, 0), UpstreamPreempted()
+    epochs = [0]
+    for _ in range(5):
+        assert attempts.decide(preempted, 5.0, shown=True, tokens=3, why_not=None) == Decision(Next.RESUME)
+        assert attempts.in_line
+        assert attempts.under_way
+        epochs.append(attempts.next_epoch())
+        assert attempts.joined() == "preempted"
+        attempts.progressed()
+    assert epochs == sorted(set(epochs))
+    fail(attempts)
+    assert not attempts.in_line
 
 
 def test_a_request_that_fells_one_instance_after_the_other_is_stopped() -> None:

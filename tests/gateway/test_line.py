@@ -17,7 +17,7 @@ from backend.registry.store import InstanceStore, StoreError
 from migration.leg import RequestId
 from tests.backend.registry.conftest import redis_store, redis_url
 from tests.gateway.conftest import BODY, Rig, make_rig, report, until
-from tests.gateway.scripted import Exchange, ScriptedBackend, scripted_backend, shown, told
+from tests.gateway.scripted import Exchange, ScriptedBackend, control, scripted_backend, shown, told
 
 __all__ = ["redis_store", "redis_url"]
 
@@ -258,6 +258,35 @@ async def test_patience_ends(store: InstanceStore) -> None:
         await slots.go("busy")
         await slots.go("h")
         assert (await high).status_code == 200
+
+
+async def test_who_was_preempted_stands_behind_the_others_and_is_not_refused(store: InstanceStore) -> None:
+    preempt, seen = asyncio.Event(), asyncio.Event()
+    async with open_scene(store, tiers={"normal": {"patience_s": 0.3}}) as scene:
+        slots = await scene.instance()
+
+        async def preempts(exchange: Exchange) -> None:
+            await exchange.head()
+            await exchange.send(*EVENTS[:4])
+            seen.set()
+            await preempt.wait()
+            await exchange.send(control(kind="preempted"))
+
+        async def goes_on(exchange: Exchange) -> None:
+            await exchange.stream(*EVENTS)
+
+        slots.backend.script = preempts
+        slots.backend.others["/midstream/resume"] = goes_on
+        first = scene.ask("first")
+        await seen.wait()
+        slots.backend.script = slots
+        second = await scene.ask_in_line("second")
+        preempt.set()
+        await until(lambda: "second" in slots.going)
+        assert "second" in [claim.request for claim in await store.claims()]
+        assert (await first).content == shown(EVENTS)  # its patience was over: it went to the queue of an instance without room
+        await slots.go("second")
+        assert (await second).content == shown(EVENTS)
 
 
 async def test_time_in_line_is_not_the_engines(store: InstanceStore) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.control import Control, Head, Kept, Lost, Moved, Moving, Released
-from gateway.errors import UpstreamBroken, UpstreamFailed, UpstreamLetGo
+from gateway.control import Control, Head, Kept, Lost, Moved, Moving, Preempted, Released
+from gateway.errors import UpstreamBroken, UpstreamFailed, UpstreamLetGo, UpstreamPreempted
 from gateway.turn import Turn, turn_of
 from migration.leg import InstanceId
 
@@ -36,3 +36,10 @@ def test_it_goes_on_here_or_there(control: Control, attached_epoch: int | None, 
 def test_nothing_goes_on(control: Control, attached_epoch: int | None, error: type[UpstreamFailed]) -> None:
     with pytest.raises(error):
         turn_of(control, attached_epoch, lambda: None)
+
+
+def test_a_preempted_request_leaves_unless_it_moves_or_could_not_be_gone_on_with() -> None:
+    with pytest.raises(UpstreamPreempted):
+        turn_of(Preempted(), None, lambda: None)
+    assert turn_of(Preempted(), 1, lambda: None) is None
+    assert turn_of(Preempted(), None, lambda: "logprobs") is None

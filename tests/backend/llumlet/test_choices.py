@@ -156,6 +156,22 @@ async def test_a_requeue_takes_who_has_computed_nothing_then_the_latest_that_was
     assert await world.offered(asked) == ["preempted"]
 
 
+async def test_a_release_offers_all_that_were_preempted_here_and_are_long_enough(world: World) -> None:
+    world.add("runs", 500)
+    world.add("preempted", 498, phase=Phase.WAITING)
+    world.add("longer", 900, phase=Phase.WAITING)
+    world.add("short", 496, phase=Phase.WAITING)
+    world.add("new", 900, output=0)
+    brought = world.add("brought", 900, phase=Phase.WAITING)
+    brought.replay = Replay()
+    brought.replay.extend(tuple(brought.history))
+    brought.replay.finish()
+    asked = question(Wanted.RELEASE, least_tokens=500)
+    assert await world.offered(asked) == ["preempted", "longer"]
+    brought.history.append(TokenStep(2))
+    assert "brought" in await world.offered(asked)
+
+
 async def test_a_trade_offers_one_move_for_each_destination_that_gains(world: World) -> None:
     world.add("long", 2000)
     world.add("short", 50)

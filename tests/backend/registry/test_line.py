@@ -52,6 +52,11 @@ async def test_the_line_is_ordered_by_rank_then_arrival(store: InstanceStore) ->
     assert (await store.line.look("m", 0)).standings == []
 
 
+async def test_who_ran_before_is_known_as_such(store: InstanceStore) -> None:
+    await join(store, ticket("new"), replace(ticket("preempted"), again=True))
+    assert [standing.ticket.again for standing in (await store.line.look("m", 9)).standings] == [False, True]
+
+
 async def test_who_joins_again_keeps_the_place(store: InstanceStore) -> None:
     await join(store, ticket("a"), ticket("b"), ticket("a"))
     assert await names(store) == ["a", "b"]

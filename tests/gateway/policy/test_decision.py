@@ -9,7 +9,20 @@ from hypothesis import strategies as st
 
 from backend.registry.instance import StepCost, TierLoad
 from gateway.policy.config import LlumnixPolicy, MidstreamPolicy
-from gateway.policy.decision import Bind, Decision, Dispatch, Pairing, Trade, from_json, pair_up, replay, scores, to_json
+from gateway.policy.decision import (
+    Bind,
+    Decision,
+    Dispatch,
+    Pairing,
+    Release,
+    Trade,
+    from_json,
+    pair_up,
+    release_from,
+    replay,
+    scores,
+    to_json,
+)
 from gateway.policy.dispatch import Cheapest, DispatchPolicy, Freest, LeastLoaded, LeastMemory, RoundRobin
 from gateway.policy.line import Immediate, LateBinding, LinePolicy, LineView, Waiting
 from gateway.policy.tier import Tiers
@@ -72,12 +85,20 @@ def test_a_line(rows: list[tuple[int, int, int, ViewState, int]], policy: LinePo
 def test_pairs_and_trades(rows: list[tuple[int, int, int, ViewState, int]], number: int, offered: list[tuple[str, str, float]]) -> None:
     where, rules = seen(rows), RULES[number]
     assert_replays(Pairing(rules, where, pair_up(rules, where)))
+    assert_replays(Release(rules, where, release_from(rules, where)))
     answers = tuple(
         (InstanceId(source), tuple(Move(RequestId(f"r{to}"), InstanceId(to), gain_s) for each, to, gain_s in offered if each == source))
         for source in "abc"
     )
     grants = tuple(rules.price.grants(dict(answers))) if rules.price else ()
     assert_replays(Trade(rules, where, answers, grants))
+
+
+def test_a_head_that_goes_where_it_starts_is_not_let_go() -> None:
+    blocked, full = instance("a", held=1500, running=2, waiting=(400,)), instance("b", held=1500, running=2)
+    assert release_from(RULES[0], cluster(blocked, full)) == ("a",)
+    assert release_from(RULES[0], cluster(blocked, full, instance("c"))) == ()
+    assert release_from(RULES[1], cluster(blocked, full)) == ()
 
 
 def test_other_rules_or_a_changed_record_do_not_give_the_same() -> None:

@@ -106,6 +106,35 @@ def test_an_empty_instance_takes_whatever_fits() -> None:
     assert not bind(replace(line(1600), expected_output_tokens=1e6), cluster(instance("a")), replace(PLAIN, growth=1.0))["r0"].ahead
 
 
+def test_a_head_goes_where_most_room_can_be_made() -> None:
+    """Where many short requests run they fit into the gaps elsewhere; where a few long ones run they fit nowhere."""
+    short, long, gaps = instance("a", held=1200, running=12), instance("b", held=1100, running=2), instance("c", held=1000, running=4)
+    policy = replace(PLAIN, ahead=1, gap_keep_tokens=8.0)
+    assert bind(line(1300), cluster(short, long, gaps), policy)["r0"] == Binding(request("r0").request, InstanceId("a"), 12, ahead=True)
+    assert bind(line(1300), cluster(short, long), replace(policy, gap_keep_tokens=None))["r0"].instance == "b"
+
+
+@given(st.lists(st.tuples(st.integers(0, 1600), st.integers(0, 9)), min_size=1, max_size=24), st.integers(1, 1600))
+def test_a_head_is_bound_ahead_to_one_that_can_hold_it(loads: list[tuple[int, int]], tokens: int) -> None:
+    where = cluster(*(instance(f"i{n:02}", held=held if running else 0, running=running) for n, (held, running) in enumerate(loads)))
+    found = bind(line(tokens, tokens, tokens), where, replace(PLAIN, ahead=3, aged_share=1.0, gap_keep_tokens=8.0))
+    assert found["r0"].instance in {view.id for view in where.instances}
+    ahead = [binding.instance for binding in found.values() if binding.ahead]
+    assert len(set(ahead)) == len(ahead)
+
+
+def test_who_was_preempted_is_bound_ahead_only_after_a_while() -> None:
+    where = cluster(full("a"), full("b"), full("c"), full("d"))
+
+    def preempted(waited_s: float) -> LineView:
+        view = line(1000, 1000, waited_s=waited_s)
+        return replace(view, waiting=(replace(view.waiting[0], again=True), view.waiting[1]))
+
+    policy = replace(PLAIN, ahead=1, aged_share=1.0)
+    assert list(bind(preempted(0.0), where, policy)) == ["r1"]
+    assert list(bind(preempted(10.0), where, policy)) == ["r0", "r1"]
+
+
 def test_without_backfill_nobody_passes() -> None:
     where = cluster(instance("a", held=1000, running=2))
     policy = replace(PLAIN, backfill=False, ahead=0)

@@ -4,8 +4,8 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.registry.instance import TierLoad
-from gateway.policy.rebalance import FreenessPairing, Grant, Pair, PriceStep, QueueStep, Reason, pools
+from backend.registry.instance import InstanceKind, TierLoad
+from gateway.policy.rebalance import FreenessPairing, Grant, Pair, PriceStep, QueueStep, Reason, ReleaseStep, pools
 from gateway.policy.view import ViewState
 from migration.choice import Move
 from migration.leg import InstanceId, RequestId
@@ -146,6 +146,17 @@ def test_a_blocked_head_goes_where_most_room_is() -> None:
 def test_a_head_that_has_room_or_a_full_batch() -> None:
     assert queue_pairs(instance("a", held=100, running=1, waiting=(400,)), instance("b")) == []
     assert queue_pairs(instance("a", held=100, running=4, waiting=(400,), max_batch=4), instance("b")) == [("a", "b")]
+
+
+def test_who_has_a_blocked_head_is_asked_whom_it_lets_go() -> None:
+    blocked, room = instance("a", held=1500, running=2, waiting=(400,)), instance("b", held=1000, running=2, waiting=(400,))
+    full = instance("c", held=100, running=4, waiting=(400,), max_batch=4)
+    assert ReleaseStep().sources(cluster(blocked, room, full, instance("d"))) == ["a", "c"]
+    close = instance("e", held=1195, running=2, waiting=(400,))  # a hundredth of 1,600 stays free
+    assert ReleaseStep().sources(cluster(close)) == ["e"]
+    assert ReleaseStep().sources(cluster(instance("f", held=1180, running=2, waiting=(400,)))) == []
+    plain = replace(blocked, report=replace(blocked.report, kind=InstanceKind.PASSIVE))
+    assert ReleaseStep().sources(cluster(plain)) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 1600), st.integers(0, 9), st.integers(0, 900)), max_size=8))
