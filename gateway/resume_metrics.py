@@ -9,7 +9,7 @@ class ResumeMetrics:
     def __init__(self, registry: CollectorRegistry, prefix: str) -> None:
         self.outcomes = Counter(
             f"{prefix}_resumes",
-            "Requests whose instance was gone in mid-answer: 'resumed' elsewhere, 'failed', or 'refused'; and why.",
+            "Requests whose instance was gone in mid-answer: or that were preempted there: 'resumed', 'failed', 'refused'; and why.",
             ["outcome", "reason"],
             registry=registry,
         )
