@@ -45,17 +45,16 @@ class Account:
         self._first_byte_s = self._clock() - self.arrived_s
         self._metrics.labelled(self._metrics.first_byte_s, tier).observe(self._first_byte_s)
 
-    def relay(self, tokens: int, now_s: float, served_by: InstanceId, events: int = 1) -> bool:
-        """So many tokens have come in all, the latest in so many events that came together. True for the first."""
+    def relay(self, tokens: int, now_s: float, served_by: InstanceId, events: int = 1) -> None:
+        """So many tokens have come in all, the latest in so many events that came together."""
         self._tokens, self._served_by = tokens, served_by
         if self._times is not None:
             self._times.note_tokens(tokens, now_s, events)
         if not tokens or self._first_token_s is not None or self._asked is None:
-            return False
+            return
         self._first_token_s = now_s
         tier = self._asked.tier
         self._metrics.timings.note_objective(tier.name, "ttft", now_s - self.arrived_s, tier.ttft_objective_s)
-        return True
 
     def complete(self) -> int:
         """The answer is whole; how many tokens it has."""

@@ -326,7 +326,8 @@ class Relay:
 
     def _count_tokens(self, now_s: float, events: int) -> None:
         self._memory.follow(self._transcript)
-        if self._account.relay(self._transcript.tokens, now_s, self._served_by, events) and self._place.ahead:
+        self._account.relay(self._transcript.tokens, now_s, self._served_by, events)
+        if self._place.ahead and self._transcript.tokens:
             self._tasks.create_task(self._parts.ledger.started(self._place))
 
     def _obey(self, control: Control) -> Turn | None:

@@ -26,8 +26,11 @@ TOLD = 200
 class Scene:
     """One instance, its gateway, and who asks."""
 
-    def __init__(self, url: str, where: Site, tasks: asyncio.TaskGroup) -> None:
-        self.url, self.where, self.tasks = url, where, tasks
+    def __init__(self, url: str, store: MemoryStore, where: Site, tasks: asyncio.TaskGroup) -> None:
+        self.url, self.store, self.where, self.tasks = url, store, where, tasks
+
+    async def ahead(self) -> int:
+        return (await self.store.line.look("fake", 9)).ahead
 
     async def ask(self, name: str, prompt_tokens: int, max_tokens: int) -> Stream:
         stream = Stream(name)
@@ -54,7 +57,7 @@ async def scene(**policy: object) -> AsyncIterator[Scene]:
         live(build_app(settings, store, policy=rules)) as url,
         asyncio.TaskGroup() as tasks,
     ):
-        yield Scene(url, where, tasks)
+        yield Scene(url, store, where, tasks)
 
 
 def text_of(stream: Stream) -> str:
@@ -93,6 +96,24 @@ async def test_else_it_keeps_its_place_and_what_it_left_free(policy: dict[str, o
         await until(lambda: first.done and second.done and late.done, within_s=20)
         assert text_of(first) == text_of(second)
         assert not [name for name in await metrics(here.url) if "resumes" in name and "preempted" in name]
+
+
+async def test_one_that_is_bound_ahead_of_room_is_so_until_it_goes_on() -> None:
+    async with scene(age_step_s=0.02, aged_share=1.0) as here:
+        first, second = await here.grow()
+
+        async def is_ahead() -> bool:
+            return await here.ahead() == 1
+
+        async def is_not() -> bool:
+            return await here.ahead() == 0
+
+        await until(is_ahead)
+        told = second.events
+        await until(lambda: second.events > told, within_s=20)
+        await until(is_not)
+        assert not second.done
+        await until(lambda: first.done and second.done, within_s=20)
 
 
 async def test_one_that_cannot_be_gone_on_with_keeps_its_place() -> None:
