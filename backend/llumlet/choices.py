@@ -19,6 +19,8 @@ REST_S = 2.0
 """A request whose move came to nothing is not offered again for so long."""
 MAX_LOOKS = 8
 """Requests whose phase the engine is asked for, at most, to answer one question."""
+QUIET_STEPS = 2.0
+"""A request that has had no token for so many steps may have been preempted."""
 
 
 class Choices:
@@ -31,6 +33,8 @@ class Choices:
         self._clock = clock
         self._asked: dict[Leg, int | None] = {}
         """The longest output each request asked for."""
+        self._heard: dict[Leg, tuple[int, float]] = {}
+        """How many tokens each request had when a release was wanted, and since when."""
 
     async def answer(self, question: Question) -> Answer:
         """The moves this instance offers. Each request of them was in the phase that the question is about a moment ago."""
@@ -43,7 +47,7 @@ class Choices:
             doubtful = [move.request for move in moves if move.request not in looked]
             if not doubtful or len(looked) >= MAX_LOOKS:
                 return Answer(tuple(move for move in moves if looked.get(move.request)))
-            for request in dict.fromkeys(doubtful):
+            for request in tuple(dict.fromkeys(doubtful))[: MAX_LOOKS - len(looked)]:
                 looked[request] = await self._is_in(phase, request)
             candidates = [each for each in candidates if looked.get(each.request, True)]
 
@@ -55,11 +59,22 @@ class Choices:
         self._asked = {leg: tokens for leg, tokens in self._asked.items() if any(one.flight.leg == leg for one in exchanges)}
         started = [one for one in exchanges if one.flight.history]
         if question.wanted is Wanted.RELEASE:
-            return [self._movable(one, question) for one in started if _ran_here(one.flight)]
+            return [self._movable(one, question) for one in self._quiet(started) if _ran_here(one.flight)]
         if question.wanted is not Wanted.REQUEUE:
             return [self._movable(one, question) for one in started]
         fresh = [one for one in exchanges if not one.flight.history]
         return [self._movable(one, question) for one in (*fresh, *reversed(started))]
+
+    def _quiet(self, started: Sequence[Exchange]) -> Sequence[Exchange]:
+        """Those that have had no token for a while, as far as it is known from one question to the next, the latest first. The engine
+        need not be asked about the others."""
+        now_s, before = self._clock(), self._heard
+        self._heard = {}
+        for flight in (one.flight for one in started):
+            tokens, since_s = before.get(flight.leg, (-1, now_s))
+            self._heard[flight.leg] = (len(flight.history), since_s if tokens == len(flight.history) else now_s)
+        least_s = QUIET_STEPS * self._engine.load().cost.last_step_s
+        return [one for one in reversed(started) if 0 < now_s - self._heard[one.flight.leg][1] >= least_s]
 
     def _may_leave(self, flight: Flight, settled_s: float) -> bool:
         request = flight.leg.request

@@ -9,7 +9,7 @@ import pytest
 
 from backend.engine.base import Engine
 from backend.engine.flight import Flight, Replay
-from backend.llumlet.choices import REST_S, Choices, longest_output
+from backend.llumlet.choices import MAX_LOOKS, REST_S, Choices, longest_output
 from backend.llumlet.flights import Flights
 from backend.llumlet.migrations import Migrations
 from backend.registry.instance import LoadReport, StepCost
@@ -42,6 +42,7 @@ class World:
     """Flights, phases and a clock as the test says; stands in for the engine, the flights and the migrations."""
 
     def __init__(self) -> None:
+        self.choices: Choices | None = None
         self.seats: list[Seat] = []
         self.phases: dict[RequestId, Phase] = {}
         self.looks: list[RequestId] = []
@@ -62,8 +63,8 @@ class World:
         return flight
 
     async def offered(self, asked: Question) -> list[str]:
-        choices = Choices(cast("Engine", self), cast("Flights", self), cast("Migrations", self), lambda: self.now_s)
-        return [move.request for move in (await choices.answer(asked)).moves]
+        self.choices = self.choices or Choices(cast("Engine", self), cast("Flights", self), cast("Migrations", self), lambda: self.now_s)
+        return [move.request for move in (await self.choices.answer(asked)).moves]
 
     # the engine, the flights, the migrations
 
@@ -167,9 +168,32 @@ async def test_a_release_offers_all_that_were_preempted_here_and_are_long_enough
     brought.replay.extend(tuple(brought.history))
     brought.replay.finish()
     asked = question(Wanted.RELEASE, least_tokens=500)
-    assert await world.offered(asked) == ["preempted", "longer"]
+    assert await world.offered(asked) == []
+    assert not world.looks  # nobody is known to be quiet yet
+    world.now_s += 0.1
+    assert await world.offered(asked) == ["longer", "preempted"]
     brought.history.append(TokenStep(2))
+    assert "brought" not in await world.offered(asked)
+    world.now_s += 0.1
     assert "brought" in await world.offered(asked)
+
+
+async def test_the_engine_is_not_asked_about_those_that_have_tokens_and_about_few_at_a_time(world: World) -> None:
+    running = [world.add(f"runs {number}", 500) for number in range(30)]
+    world.add("preempted", 500, phase=Phase.WAITING)
+    world.step_s = 0.06
+    asked = question(Wanted.RELEASE)
+    for _ in range(4):
+        world.now_s += 0.05
+        for flight in running:
+            flight.history.append(TokenStep(1))
+        offered = await world.offered(asked)
+    assert offered == ["preempted"]
+    assert set(world.looks) == {"preempted"}
+    world.looks.clear()
+    world.now_s += 10.0  # a step that took long: all are quiet
+    assert await world.offered(asked) == ["preempted"]
+    assert len(world.looks) == MAX_LOOKS
 
 
 async def test_a_trade_offers_one_move_for_each_destination_that_gains(world: World) -> None:
