@@ -49,7 +49,7 @@ def add_compare(commands: Commands) -> None:
 def add_paper(commands: Commands) -> None:
     description = "Run the paper's experiments in the simulator; write tables, pictures and a page. Goes on where it was stopped."
     parser = commands.add_parser("paper", help="run the paper's evaluation", description=description)
-    parser.add_argument("--quick", action="store_true", help="one seed, fewer rates and requests: 43 simulations instead of 495")
+    parser.add_argument("--quick", action="store_true", help="one seed, fewer rates and requests: 43 simulations instead of 498")
     parser.add_argument("--out", default="paper-out", metavar="DIR", help="where results go, and are looked for (default: %(default)s)")
     parser.add_argument("--experiments", metavar="A,B", help="only these (default: all)")
     parser.add_argument("--seeds", metavar="N,N", help="workloads to run (default: 1,2,3; with --quick: 1)")

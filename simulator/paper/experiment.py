@@ -107,7 +107,7 @@ def thresholds(plan: Plan) -> Iterable[PaperRun]:
         rule: dict[str, object] = {"name": "freeness", "low_tokens": low_tokens, "high_tokens": low_tokens + 800.0, "max_instances": 16}
         variants = [Variant(policy, {"name": policy}, rule) for policy in ("infaas", "llumnix")]
         yield from _runs(plan, "thresholds", "cost", low_tokens, variants, load, instances=8)
-    for out_share in (0.95,) if plan.quick else (0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1):
+    for out_share in (0.95,) if plan.quick else (0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2):
         rule = {"name": "demand", "out_share": out_share, "in_share": round(out_share - 0.1, 3), "max_instances": 16}
         variant = Variant("midstream", {"name": "midstream"}, rule)
         yield from _runs(plan, "thresholds", "cost", out_share, (variant,), load, instances=8)
