@@ -4,11 +4,15 @@ import asyncio
 import errno
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from random import sample
 
 import httpx
 
 PROBE_TIMEOUT_S = 2.0
+LEAST_PORT = 10_000
+"""Below it are those of well-known services."""
 
 Probe = Callable[[], Awaitable[bool]]
 
@@ -56,7 +60,20 @@ def can_listen(host: str, port: int) -> bool:
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """So many different ports that are free right now."""
+    """So many different ports that are free right now; as far as there are enough, none of those that the system gives to outgoing
+    connections, for one of these may take it before whoever is to listen there has started."""
+    quiet = range(LEAST_PORT, _first_outgoing_port())
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server((host, 0))) for _ in range(count)]
+        sockets: list[socket.socket] = []
+        for port in (*sample(quiet, min(len(quiet), 20 * count)), *[0] * count):
+            if len(sockets) < count:
+                with suppress(OSError):
+                    sockets.append(stack.enter_context(socket.create_server((host, port))))
         return [int(s.getsockname()[1]) for s in sockets]
+
+
+def _first_outgoing_port() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):  # no Linux: nobody knows
+        return LEAST_PORT
