@@ -113,9 +113,9 @@ class MidstreamPolicy:
     late_binding: bool = True
     backfill: bool = True
     placement: Literal["price", "freeness"] = "price"
-    reserve_blocks: Annotated[int, Field(ge=0)] = 1
-    watermark: Annotated[float, Field(ge=0, lt=1)] = 0.02
-    growth: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.2
+    reserve_blocks: Annotated[int, Field(ge=0)] = 0
+    watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    growth: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
     ahead: Annotated[int, Field(ge=0)] = 1
     age_step_s: Annotated[float, Field(ge=0)] = 20.0
     aged_share: Annotated[float, Field(ge=0, le=1)] = 0.25

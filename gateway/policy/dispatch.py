@@ -112,7 +112,7 @@ class Cheapest:
 
     name: Literal["cheapest"] = "cheapest"
     tiers: Tiers = field(default_factory=Tiers)
-    reserve_blocks: int = 1
+    reserve_blocks: int = 0
     """Blocks per running request that stay free."""
 
     def order(self, request: RequestView, cluster: ClusterView, rng: Random) -> Sequence[Candidate]:
@@ -165,7 +165,7 @@ class Vacancy:
         return free // report.block_tokens * report.block_tokens
 
 
-MOST_FOR_GROWTH = 0.1
+MOST_FOR_GROWTH = 0.06
 """The share of an instance's memory that is kept for what its requests will write, at most."""
 
 

@@ -113,9 +113,9 @@ class LateBinding(_Remembering):
     """See above. `age_step_s` 0: nobody is bound ahead beyond the limit."""
 
     tiers: Tiers = field(default_factory=Tiers)
-    reserve_blocks: int = 1
-    watermark: float = 0.02
-    growth: float = 0.2
+    reserve_blocks: int = 0
+    watermark: float = 0.0
+    growth: float = 0.5
     ahead: int = 1
     age_step_s: float = 20.0
     aged_share: float = 0.25

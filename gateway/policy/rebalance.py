@@ -102,7 +102,7 @@ class FreenessPairing:
 class QueueStep:
     """The queue step. A destination keeps `reserve_blocks` for each of its requests, and nothing waits there."""
 
-    reserve_blocks: int = 1
+    reserve_blocks: int = 0
 
     def pairs(self, cluster: ClusterView) -> Sequence[Pair]:
         """Each blocked head with the instance that has most room for it, the longest waiting first; no instance twice."""

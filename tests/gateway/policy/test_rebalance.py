@@ -129,7 +129,7 @@ def test_a_pair_goes_from_below_to_above(loads: list[tuple[int, int, bool]]) -> 
 
 
 def queue_pairs(*views: object) -> list[tuple[str, str]]:
-    found = QueueStep().pairs(cluster(*views))  # type: ignore[arg-type]
+    found = QueueStep(1).pairs(cluster(*views))  # type: ignore[arg-type]
     assert all(pair.reason is Reason.QUEUE for pair in found)
     return [(pair.source, pair.destination) for pair in found]
 
