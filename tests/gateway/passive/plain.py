@@ -49,8 +49,14 @@ class PlainServer:
         self.server = await asyncio.start_server(self.backend.serve, "127.0.0.1", self.port)
         self.port = self.server.sockets[0].getsockname()[1]
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
+        """What has been accepted already gets its connection first: closed in between, asyncio forgets to close it."""
         if self.server is not None:
+            loop = asyncio.get_running_loop()
+            for listener in self.server.sockets:
+                loop.remove_reader(listener.fileno())
+            for _ in range(3):
+                await asyncio.sleep(0)
             self.server.close()
 
     async def _health(self, exchange: Exchange) -> None:
@@ -78,5 +84,5 @@ async def plain_server(metrics: str | None = METRICS, models: tuple[str, ...] = 
     try:
         yield plain
     finally:
-        plain.stop()
+        await plain.stop()
     assert not plain.backend.failures

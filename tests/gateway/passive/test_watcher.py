@@ -84,7 +84,7 @@ async def test_requests_spread_over_servers_of_which_nothing_is_known() -> None:
 async def test_a_dead_server_is_left_out_and_one_that_is_back_is_used_within_two_seconds() -> None:
     async with plain_server() as plain, gateway(plain, passive_poll_s=0.5) as client:
         await seen(client, 1)
-        plain.stop()
+        await plain.stop()
         dead = await client.post("/v1/chat/completions", json=BODY)
         assert dead.status_code in (502, 503)
         await seen(client, 0)
@@ -102,7 +102,7 @@ async def test_a_dead_server_is_left_out_and_one_that_is_back_is_used_within_two
 async def test_a_server_that_comes_back_is_not_suspected_any_more() -> None:
     async with plain_server() as first, plain_server() as second, gateway(first, second, suspect_s=60.0) as client:
         await seen(client, 2)
-        first.stop()
+        await first.stop()
         for _ in range(4):
             assert (await client.post("/v1/chat/completions", json=BODY)).status_code == 200
         await seen(client, 1)
