@@ -300,7 +300,7 @@ class Line:
             frozenset(ticket.excluded),
             expected_output_tokens=self.expected_output_tokens,
         )
-        return Waiting(view, demand_tokens(view, cluster), -standing.waited_s, ticket.again)
+        return Waiting(view, demand_tokens(view, cluster), -standing.waited_s, ticket.again, ticket.rank)
 
     async def _carry_out(self, bindings: Sequence[Binding], cluster: ClusterView, line: str) -> Sequence[InstanceId]:
         """Claim for ours, all at once; answers the instances that were claimed.

@@ -103,21 +103,17 @@ class Cluster:
                 self._bind(jobs[binding.request], self.instances[binding.instance], binding.ahead)
         self._binding = False
 
-    def to_line(self, job: Job, since_s: float) -> None:
-        """It waits for an instance (again), as one that came then."""
-        old = _begin_anew(job)
-        job.waiting = Waiting(job.waiting.view, old.prompt_tokens + old.output_tokens, since_s, again=old.output_tokens > 0)
-        job.place = None
-        insort(self.line, job, key=_order)
-
     def withdraw(self, job: Job, source: Instance, since_s: float) -> None:
-        """A waiting job leaves its instance's queue for the line."""
+        """A waiting job leaves its instance's queue for the line, as one that came then."""
         source.count(job, -1)
         source.remove(job)
         if job.is_ahead:
             job.is_ahead = False
             self._ahead -= 1
-        self.to_line(job, since_s)
+        old = _begin_anew(job)
+        job.waiting = Waiting(job.waiting.view, old.prompt_tokens + old.output_tokens, since_s, old.output_tokens > 0, job.rank)
+        job.place = None
+        insort(self.line, job, key=_order)
         self.changed()
 
     def release(self, job: Job, source: Instance) -> None:
@@ -179,7 +175,7 @@ class Cluster:
                 name,
                 arrival,
                 rank,
-                Waiting(view, arrival.prompt_tokens, arrival.arrival_s),
+                Waiting(view, arrival.prompt_tokens, arrival.arrival_s, rank=rank),
                 EngineRequest(arrival.prompt_tokens, arrival.output_tokens, rank, arrival.tier),
             )
             self.jobs.append(job)

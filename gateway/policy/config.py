@@ -113,12 +113,11 @@ class MidstreamPolicy:
     late_binding: bool = True
     backfill: bool = True
     placement: Literal["price", "freeness"] = "price"
-    reserve_blocks: Annotated[int, Field(ge=0)] = 0
-    watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
     growth: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
     ahead: Annotated[int, Field(ge=0)] = 1
     age_step_s: Annotated[float, Field(ge=0)] = 20.0
     aged_share: Annotated[float, Field(ge=0, le=1)] = 0.25
+    stand_back_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 20.0
     migrate: bool = True
     price_moves: bool = True
     out_tokens: float = 48.0
@@ -136,17 +135,16 @@ class MidstreamPolicy:
 
     def build(self, tiers: Tiers) -> Policy:
         weighed = replace(tiers, tiers=tuple(replace(each, weight=self._weight(each)) for each in tiers.tiers))
-        dispatch = Cheapest(tiers=weighed, reserve_blocks=self.reserve_blocks)
+        dispatch = Cheapest(tiers=weighed)
         line: LinePolicy = Immediate(dispatch)
         if self.late_binding:
             line = LateBinding(
                 weighed,
-                self.reserve_blocks,
-                self.watermark,
                 self.growth,
                 self.ahead,
                 self.age_step_s,
                 self.aged_share,
+                self.stand_back_s,
                 self.backfill,
                 self.placement,
                 self.unblock_tokens if self.migrate else None,
@@ -154,7 +152,7 @@ class MidstreamPolicy:
         moves = Rebalancing(
             FreenessPairing(self.out_tokens, self.in_tokens, unblock_tokens=self.unblock_tokens) if self.migrate else None,
             PriceStep(weighed, self.threshold_s, self.keep_blocks) if self.migrate and self.price_moves else None,
-            QueueStep(self.reserve_blocks) if self.migrate and self.requeue else None,
+            QueueStep() if self.migrate and self.requeue else None,
             ReleaseStep(self.release_tokens) if self.migrate and self.release and self.late_binding else None,
             self.interval_s,
             self.cool_down_s,

@@ -112,8 +112,6 @@ class Cheapest:
 
     name: Literal["cheapest"] = "cheapest"
     tiers: Tiers = field(default_factory=Tiers)
-    reserve_blocks: int = 0
-    """Blocks per running request that stay free."""
 
     def order(self, request: RequestView, cluster: ClusterView, rng: Random) -> Sequence[Candidate]:
         if not is_comparable(request, cluster):
@@ -121,7 +119,7 @@ class Cheapest:
         weight = self.tiers.find(request.tier).weight
 
         def rank(view: InstanceView) -> tuple[bool, float, float, int, float]:
-            fits = room_tokens(view, self.reserve_blocks, 0.0) >= request.prompt_tokens
+            fits = room_tokens(view) >= request.prompt_tokens
             sums = standing(view, self.tiers)
             price_s = placement_cost_s(
                 view.report.cost,
@@ -151,17 +149,14 @@ class Vacancy:
         coming, coming_tokens = unseen(view)
         return Vacancy(report.free_tokens - report.waiting_tokens - coming_tokens, report.running + report.waiting + coming)
 
-    def room_tokens(self, report: LoadReport, reserve_blocks: int, watermark: float, growth_tokens: float = 0.0) -> int:
-        """Tokens a newcomer may bring so that it starts at once, and so that there stay free: `reserve_blocks` for each request (the
-        newcomer included), at least `watermark` of the capacity, and at least `growth_tokens` times the root of the number of requests
-        (but no more than MOST_FOR_GROWTH of the capacity). Negative if there are none."""
+    def room_tokens(self, report: LoadReport, growth_tokens: float = 0.0) -> int:
+        """Tokens a newcomer may bring so that it starts at once, and so that `growth_tokens` times the root of the number of requests, the
+        newcomer included, stay free (but no more than MOST_FOR_GROWTH of the capacity). Negative if there are none."""
         if self.requests >= report.max_batch:
             return -1
         free = self.free_tokens
         if self.requests:
-            requests = self.requests + 1
-            growth = min(growth_tokens * sqrt(requests), MOST_FOR_GROWTH * report.capacity_tokens)
-            free -= int(max(reserve_blocks * report.block_tokens * requests, watermark * report.capacity_tokens, growth))
+            free -= int(min(growth_tokens * sqrt(self.requests + 1), MOST_FOR_GROWTH * report.capacity_tokens))
         return free // report.block_tokens * report.block_tokens
 
 
@@ -169,9 +164,9 @@ MOST_FOR_GROWTH = 0.06
 """The share of an instance's memory that is kept for what its requests will write, at most."""
 
 
-def room_tokens(view: InstanceView, reserve_blocks: int, watermark: float) -> int:
-    """The same of a view, without a part that goes by the length of answers."""
-    return Vacancy.of(view).room_tokens(view.report, reserve_blocks, watermark)
+def room_tokens(view: InstanceView) -> int:
+    """The same of a view, with nothing kept for growth."""
+    return Vacancy.of(view).room_tokens(view.report)
 
 
 def _memory_load(view: InstanceView) -> float:

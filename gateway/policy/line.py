@@ -5,10 +5,9 @@ A shell calls `bind` whenever a request comes, memory is freed, or an instance's
 
 Late binding with backfill, one request after the other in the line's order (tier, then arrival):
 
-1. A request *fits* an instance if its prompt does, beside everything that is queued there, and enough stays free for what the requests
-   there will write: `reserve_blocks` for each of the n, at least `watermark` of the memory, and at least growth * E * sqrt(n), E being the
-   usual length of answers (n answers of unknown ends differ from their mean by about E sqrt(n)). It is bound to the cheapest such
-   instance (price.py), or to the freest.
+1. A request *fits* an instance if its prompt does, beside everything that is queued there, and enough stays free for what the n requests
+   there will write: growth * E * sqrt(n), E being the usual length of answers (n answers of unknown ends differ from their mean by about
+   E sqrt(n)). It is bound to the cheapest such instance (price.py), or to the freest.
 2. A *head* is a request that fits nowhere. At most `ahead` heads are bound ahead of room: there they stand at the head of the queue, that
    makes the instance a source of migrations, and closes it to others until they have started. They go where most room can be made: what
    is free, and what its requests, taken to be equally long, leave when they move into the gaps that the other instances have. Many short
@@ -16,6 +15,8 @@ Late binding with backfill, one request after the other in the line's order (tie
 3. Later requests that fit pass heads (*backfill*). A head may be bound ahead beyond the limit by one for each `age_step_s` that it has
    waited, as long as no more than `aged_share` of the instances are closed in that way: the longer requests wait, the more of the cluster
    is theirs, and never all of it.
+4. What was preempted stands back: it counts as come `stand_back_s` later than it did. It is long by then and its client reads already; in
+   the room it takes to come back many start who have seen nothing yet.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from typing import Literal, Protocol
 
 from backend.registry.store import Candidate
 from gateway.policy.dispatch import DispatchPolicy, LeastLoaded, eligible
-from gateway.policy.seat import CLOSED, Kept, Seat, SeatMemory
+from gateway.policy.seat import CLOSED, Seat, SeatMemory
 from gateway.policy.tier import Tiers
 from gateway.policy.view import ClusterView, RequestView
 from migration.leg import InstanceId, RequestId
@@ -44,6 +45,8 @@ class Waiting:
     arrived_s: float
     again: bool = False
     """It ran before, and was preempted."""
+    rank: int = 0
+    """Of its tier, if tiers count."""
 
 
 def demand_tokens(request: RequestView, cluster: ClusterView) -> int:
@@ -113,12 +116,11 @@ class LateBinding(_Remembering):
     """See above. `age_step_s` 0: nobody is bound ahead beyond the limit."""
 
     tiers: Tiers = field(default_factory=Tiers)
-    reserve_blocks: int = 0
-    watermark: float = 0.0
     growth: float = 0.5
     ahead: int = 1
     age_step_s: float = 20.0
     aged_share: float = 0.25
+    stand_back_s: float = 20.0
     backfill: bool = True
     placement: Literal["price", "freeness"] = "price"
     gap_keep_tokens: float | None = None
@@ -127,18 +129,18 @@ class LateBinding(_Remembering):
     def bind(self, line: LineView, cluster: ClusterView, rng: Random) -> Sequence[Binding]:
         if not line.waiting:
             return ()
-        kept = (self.reserve_blocks, self.watermark, self.growth * line.expected_output_tokens)
-        seats = self._memory().seats(cluster.instances, kept)
+        growth_tokens = self.growth * line.expected_output_tokens
+        seats = self._memory().seats(cluster.instances, growth_tokens)
         if not seats or not all(seat.is_measured for seat in seats):
             return self._bind_blindly(line, cluster, rng)
         bindings: list[Binding] = []
         closed = line.ahead
         aged_limit = max(self.ahead, int(self.aged_share * len(seats)))
         room = max(seat.room for seat in seats)
-        for waiting in line.waiting:
+        for waiting in self._in_turn(line.waiting):
             fitting = self._fitting(waiting, seats, line, rng) if waiting.tokens <= room else ()
             if fitting:
-                bindings.append(self._take(seats, fitting, waiting, kept, ahead=False))
+                bindings.append(self._take(seats, fitting, waiting, growth_tokens, ahead=False))
                 if len(bindings) == len(line.waiting):
                     break
                 room = max(seat.room for seat in seats)
@@ -148,13 +150,22 @@ class LateBinding(_Remembering):
             if closed < min(aged_limit, self._ahead_at(waiting, line.now_s)):
                 clearest = self._clearest(waiting, seats, rng)
                 if clearest is not None:
-                    bindings.append(self._take(seats, (clearest,), waiting, kept, ahead=True))
+                    bindings.append(self._take(seats, (clearest,), waiting, growth_tokens, ahead=True))
                     room = max(seat.room for seat in seats)
                     closed += 1
                     continue
             if not self.backfill:
                 break
         return bindings
+
+    def _in_turn(self, line: Sequence[Waiting]) -> Sequence[Waiting]:
+        """The order in which they are looked at: what was preempted stands back, but never behind a tier of a higher rank."""
+        if not self.stand_back_s or not any(waiting.again for waiting in line):
+            return line
+        return sorted(line, key=lambda waiting: (waiting.rank, self._turn_s(waiting)))
+
+    def _turn_s(self, waiting: Waiting) -> float:
+        return waiting.arrived_s + (self.stand_back_s if waiting.again else 0.0)
 
     def _memory(self) -> SeatMemory:
         memory: SeatMemory | None = getattr(self, "_seats", None)
@@ -165,7 +176,7 @@ class LateBinding(_Remembering):
 
     def _ahead_at(self, waiting: Waiting, now_s: float) -> int:
         """How many heads may be bound ahead, this one included, for it to be bound ahead. One that was preempted has to wait for that."""
-        aged = int((now_s - waiting.arrived_s) / self.age_step_s if self.age_step_s else 0)
+        aged = int((now_s - self._turn_s(waiting)) / self.age_step_s if self.age_step_s else 0)
         return aged if waiting.again else self.ahead + aged
 
     def _fitting(self, waiting: Waiting, seats: Sequence[Seat], line: LineView, rng: Random) -> Sequence[int]:
@@ -205,11 +216,11 @@ class LateBinding(_Remembering):
             ranked.append((-seats[at].clearable_tokens(around), claims, lot, at))
         return min(ranked)[-1]
 
-    def _take(self, seats: list[Seat], found: Sequence[int], waiting: Waiting, kept: Kept, *, ahead: bool) -> Binding:
+    def _take(self, seats: list[Seat], found: Sequence[int], waiting: Waiting, growth_tokens: float, *, ahead: bool) -> Binding:
         """Bind it to the first that was found, and count it there."""
         best, *others = ((seats[at].view.report.instance, seats[at].claims) for at in found)
         weight = self.tiers.find(waiting.view.tier).weight
-        seats[found[0]] = seats[found[0]].taken(waiting.tokens, weight, kept, ahead=ahead)
+        seats[found[0]] = seats[found[0]].taken(waiting.tokens, weight, growth_tokens, ahead=ahead)
         return Binding(waiting.view.request, *best, ahead, tuple(Candidate(*other) for other in others))
 
     def _bind_blindly(self, line: LineView, cluster: ClusterView, rng: Random) -> Sequence[Binding]:

@@ -100,9 +100,7 @@ class FreenessPairing:
 
 @dataclass(frozen=True, slots=True)
 class QueueStep:
-    """The queue step. A destination keeps `reserve_blocks` for each of its requests, and nothing waits there."""
-
-    reserve_blocks: int = 0
+    """The queue step. Nothing waits at a destination."""
 
     def pairs(self, cluster: ClusterView) -> Sequence[Pair]:
         """Each blocked head with the instance that has most room for it, the longest waiting first; no instance twice."""
@@ -116,7 +114,7 @@ class QueueStep:
             for view in cluster.instances
             if view.state is ViewState.READY and not view.report.waiting and not view.report.migrations_in
         ]
-        rooms = sorted(((room_tokens(view, self.reserve_blocks, 0.0), view.id) for view in takers), key=lambda each: (-each[0], each[1]))
+        rooms = sorted(((room_tokens(view), view.id) for view in takers), key=lambda each: (-each[0], each[1]))
         return [
             Pair(source.id, taker, Reason.QUEUE)
             for source, (room, taker) in zip(blocked, rooms, strict=False)

@@ -2,15 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from gateway.policy.dispatch import Vacancy
 from gateway.policy.load import standing
 from gateway.policy.tier import Tiers
 from gateway.policy.view import InstanceView, ViewState
-
-Kept: TypeAlias = tuple[int, float, float]
-"""What is to stay free, as Vacancy.room_tokens takes it: blocks for each request, a share of the capacity, tokens for growth."""
 
 CLOSED = -(2**62)
 """The room of an instance that takes nobody more."""
@@ -50,20 +46,20 @@ class Seat:
         each = self.tokens / max(1, self.running) + self.view.report.block_tokens
         return self.vacancy.free_tokens + min(self.tokens, sum(gap // each * each for gap in gaps_tokens if gap >= each))
 
-    def taken(self, tokens: int, weight: float, kept: Kept, *, ahead: bool) -> "Seat":
+    def taken(self, tokens: int, weight: float, growth_tokens: float, *, ahead: bool) -> "Seat":
         """With one more request. Nobody else is to come where one was bound `ahead` of room, nor beyond the engine's batch."""
         report = self.view.report
         vacancy = Vacancy(self.vacancy.free_tokens - -(-tokens // report.block_tokens) * report.block_tokens, self.vacancy.requests + 1)
         closed = ahead or self.claims + 1 >= report.max_batch
-        room = CLOSED if closed else vacancy.room_tokens(report, *kept)
+        room = CLOSED if closed else vacancy.room_tokens(report, growth_tokens)
         held = self.tokens + tokens
         return _seat(self.view, vacancy, room, self.claims + 1, self.requests + 1, self.running + 1, held, self.weight + weight)
 
 
-def seat_of(view: InstanceView, tiers: Tiers, kept: Kept) -> Seat:
+def seat_of(view: InstanceView, tiers: Tiers, growth_tokens: float) -> Seat:
     """The instance as it is."""
     sums, vacancy = standing(view, tiers), Vacancy.of(view)
-    room = vacancy.room_tokens(view.report, *kept)
+    room = vacancy.room_tokens(view.report, growth_tokens)
     return _seat(view, vacancy, room, view.claims, sums.requests, sums.running, sums.tokens, sums.weight)
 
 
@@ -93,14 +89,14 @@ class SeatMemory:
 
     def __init__(self, tiers: Tiers) -> None:
         self._tiers = tiers
-        self._kept: Kept = (0, 0.0, 0.0)
+        self._growth_tokens = 0.0
         self._views: tuple[InstanceView, ...] = ()
         self._seats: list[Seat | None] = []
 
-    def seats(self, views: tuple[InstanceView, ...], kept: Kept) -> list[Seat]:
+    def seats(self, views: tuple[InstanceView, ...], growth_tokens: float) -> list[Seat]:
         """Of those that are ready, in order; the list is the caller's."""
-        if kept != self._kept:
-            self._kept = kept
+        if growth_tokens != self._growth_tokens:
+            self._growth_tokens = growth_tokens
             self._seats = [seat and self._with_room(seat) for seat in self._seats]
         if len(views) == len(self._views):
             known = zip(views, self._views, self._seats, strict=True)
@@ -117,8 +113,8 @@ class SeatMemory:
             last = known.view
             if last.report is view.report and last.claims == view.claims and last.claimed_tokens == view.claimed_tokens:
                 return known
-        return seat_of(view, self._tiers, self._kept)
+        return seat_of(view, self._tiers, self._growth_tokens)
 
     def _with_room(self, seat: Seat) -> Seat:
-        room = seat.vacancy.room_tokens(seat.view.report, *self._kept)
+        room = seat.vacancy.room_tokens(seat.view.report, self._growth_tokens)
         return _seat(seat.view, seat.vacancy, room, seat.claims, seat.requests, seat.running, seat.tokens, seat.weight)

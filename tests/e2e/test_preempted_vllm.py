@@ -38,7 +38,7 @@ async def tight_fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
         Model(str(path), path.name),
         arguments=[*FLAGS, "--num-gpu-blocks-override", str(BLOCKS)],
         backend_environment={"VLLM_LOGGING_LEVEL": "WARNING"},
-        gateway_environment={"MIDSTREAM_POLICY_OPTIONS": '{"growth": 0.0, "reserve_blocks": 0}'},
+        gateway_environment={"MIDSTREAM_POLICY_OPTIONS": '{"growth": 0.0}'},
         start_timeout_s=240.0,
     ) as fleet:
         yield fleet

@@ -32,6 +32,9 @@ class Scene:
     async def ahead(self) -> int:
         return (await self.store.line.look("fake", 9)).ahead
 
+    async def is_in_line(self) -> bool:
+        return bool((await self.store.line.look("fake", 9)).standings)
+
     async def ask(self, name: str, prompt_tokens: int, max_tokens: int) -> Stream:
         stream = Stream(name)
         self.tasks.create_task(stream.read(self.url, prompt_tokens, max_tokens))
@@ -50,7 +53,7 @@ class Scene:
 @asynccontextmanager
 async def scene(**policy: object) -> AsyncIterator[Scene]:
     store = MemoryStore(time.monotonic)
-    rules = MidstreamPolicy(reserve_blocks=0, growth=0.0, **policy).build(Tiers())  # type: ignore[arg-type]
+    rules = MidstreamPolicy(growth=0.0, **policy).build(Tiers())  # type: ignore[arg-type]
     settings = GatewaySettings.model_validate({"keepalive_interval_s": 0})
     async with (
         site("i1", store, **ENGINE) as where,
@@ -98,8 +101,23 @@ async def test_else_it_keeps_its_place_and_what_it_left_free(policy: dict[str, o
         assert not [name for name in await metrics(here.url) if "resumes" in name and "preempted" in name]
 
 
+@pytest.mark.parametrize("stand_back_s", [20.0, 0.0])
+async def test_it_stands_back_for_who_came_soon_after(stand_back_s: float) -> None:
+    """When the first one is over, there is room for the preempted one or for the late one."""
+    async with scene(stand_back_s=stand_back_s, ahead=0, age_step_s=0) as here:
+        first, second = await here.grow()
+        await until(here.is_in_line, within_s=20)
+        told = second.events
+        late = await here.ask("late", 600, 5)
+        await until(lambda: late.started.is_set() or second.events > told + 50, within_s=20)
+        assert first.done
+        assert late.started.is_set() is (stand_back_s > 0)
+        await until(lambda: late.done and second.done, within_s=20)
+        assert text_of(first) == text_of(second)
+
+
 async def test_one_that_is_bound_ahead_of_room_is_so_until_it_goes_on() -> None:
-    async with scene(age_step_s=0.02, aged_share=1.0) as here:
+    async with scene(stand_back_s=0, age_step_s=0.02, aged_share=1.0) as here:
         first, second = await here.grow()
 
         async def is_ahead() -> bool:

@@ -111,7 +111,7 @@ def test_what_was_preempted_and_is_long_waits_in_line_and_others_start_where_it_
     """Two grow side by side until one is preempted. Kept at its instance, it holds what it left free until the other one is over."""
     arrivals = [Arrival(0.0, 600, 1200), Arrival(0.1, 600, 1200), Arrival(15.0, 200, 10)]
     where = {"instances": 1, "capacity_blocks": 120, "watermark": 0.0}
-    base = {"reserve_blocks": 0, "watermark": 0.0, "growth": 0.0}
+    base = {"growth": 0.0}
     stay, go = (run(scenario(cluster=where, parameters={**base, **each}), arrivals) for each in (kept, {}))
     assert stay.requests[1].preemptions == go.requests[1].preemptions == 1
     assert stay.requests[2].ttft_s > 5.0

@@ -27,9 +27,9 @@ def test_each_name_is_its_dispatch(name: str, dispatch: type) -> None:
 
 
 def test_midstream_is_all_of_it() -> None:
-    policy = build(name="midstream", weights={"high": 20.0}, reserve_blocks=2)
+    policy = build(name="midstream", weights={"high": 20.0}, stand_back_s=7)
     assert isinstance(policy.line, LateBinding)
-    assert policy.line.reserve_blocks == 2
+    assert policy.line.stand_back_s == 7
     assert policy.line.tiers.find("high").weight == 20.0
     assert policy.line.tiers.find("normal").weight == 1.0
     assert policy.rebalancing.pairing is not None

@@ -124,10 +124,9 @@ def test_every_policy_skips_what_cannot_take_it(policy: DispatchPolicy) -> None:
     assert [candidate.instance for candidate in policy.order(REQUEST, view, Random(1))] == ["b"]
 
 
-def test_room_counts_queue_claims_growth_and_watermark() -> None:
-    assert room_tokens(instance("a"), 1, 0.5) == 1600
-    assert room_tokens(instance("a", held=800, running=4), 1, 0.0) == 800 - 5 * 16
-    assert room_tokens(instance("a", held=800, running=4), 0, 0.5) == 0
-    assert room_tokens(instance("a", held=800, running=4, waiting=(160,)), 1, 0.0) == 640 - 6 * 16
-    assert room_tokens(instance("a", held=800, running=4, claims=5, claimed_tokens=1000), 1, 0.0) == 592 - 6 * 16
-    assert room_tokens(instance("a", held=800, running=4, max_batch=4), 1, 0.0) < 0
+def test_room_counts_the_queue_claims_and_the_batch() -> None:
+    assert room_tokens(instance("a")) == 1600
+    assert room_tokens(instance("a", held=800, running=4)) == 800
+    assert room_tokens(instance("a", held=800, running=4, waiting=(160,))) == 640
+    assert room_tokens(instance("a", held=800, running=4, claims=5, claimed_tokens=1000)) == 592
+    assert room_tokens(instance("a", held=800, running=4, max_batch=4)) < 0

@@ -1,5 +1,6 @@
 from collections import Counter
 from dataclasses import replace
+from math import sqrt
 from random import Random
 
 import pytest
@@ -19,8 +20,8 @@ def line(*tokens: int, waited_s: float = 0.0, ahead: int = 0) -> LineView:
     return LineView(waiting, 100.0, ahead)
 
 
-PLAIN = LateBinding(placement="freeness", reserve_blocks=1, watermark=0.01, growth=0.0, ahead=2, age_step_s=10.0)
-"""Two heads ahead, and one block for each request."""
+PLAIN = LateBinding(placement="freeness", growth=0.0, ahead=2, age_step_s=10.0)
+"""Two heads ahead, and nothing kept for growth."""
 
 
 def bind(view: LineView, where: ClusterView, policy: LateBinding = PLAIN, seed: int = 1) -> dict[str, Binding]:
@@ -38,10 +39,10 @@ def test_it_goes_where_it_fits_and_claims_what_it_saw() -> None:
     assert found["r0"] == Binding(request("r0").request, InstanceId("b"), 4)
 
 
-def test_one_block_per_running_request_stays_free() -> None:
-    fits = instance("a", held=1600 - 400 - 5 * 16, running=4)
+def test_it_fits_to_the_last_block() -> None:
+    fits = instance("a", held=1600 - 400, running=4)
     assert not bind(line(400), cluster(fits))["r0"].ahead
-    misses = instance("a", held=1600 - 400 - 4 * 16, running=4)
+    misses = instance("a", held=1600 - 400 + 16, running=4)
     assert bind(line(400), cluster(misses))["r0"].ahead
 
 
@@ -88,7 +89,7 @@ def test_more_stays_free_where_answers_are_long() -> None:
     """For three requests and the newcomer: growth * E * sqrt(4) tokens, at most 6 % of the memory."""
     policy = replace(PLAIN, growth=0.5)
     where = cluster(instance("a", held=1000, running=3))
-    for answer, room in ((60.0, 600 - 4 * 16), (80.0, 600 - 80), (1000.0, 600 - 96)):
+    for answer, room in ((60.0, 600 - 60), (80.0, 600 - 80), (1000.0, 600 - 96)):
         for tokens, ahead in ((room // 16 * 16, False), (room // 16 * 16 + 1, True)):
             view = replace(line(tokens), expected_output_tokens=answer)
             assert bind(view, where, policy)["r0"].ahead is ahead, (answer, tokens)
@@ -97,9 +98,9 @@ def test_more_stays_free_where_answers_are_long() -> None:
 @given(st.integers(0, 1600), st.integers(1, 40), st.floats(0, 1e4), st.floats(0, 2))
 def test_growth_never_gives_room_nor_takes_more_than_its_share(held: int, running: int, answer: float, growth: float) -> None:
     view = instance("a", held=held, running=running)
-    plain = Vacancy.of(view).room_tokens(view.report, 1, 0.02)
-    room = Vacancy.of(view).room_tokens(view.report, 1, 0.02, growth * answer)
-    assert plain - 160 - 16 <= room <= plain
+    plain = Vacancy.of(view).room_tokens(view.report)
+    room = Vacancy.of(view).room_tokens(view.report, growth * answer)
+    assert plain - 96 - 16 <= room <= plain
 
 
 def test_an_empty_instance_takes_whatever_fits() -> None:
@@ -123,16 +124,36 @@ def test_a_head_is_bound_ahead_to_one_that_can_hold_it(loads: list[tuple[int, in
     assert len(set(ahead)) == len(ahead)
 
 
+def preempted(tokens: int, *others: int, waited_s: float = 0.0, later_s: float = 0.0) -> LineView:
+    """The first one ran before. The others came `later_s` after it."""
+    first, *rest = line(tokens, *others, waited_s=waited_s).waiting
+    return LineView((replace(first, again=True), *(replace(each, arrived_s=each.arrived_s + later_s) for each in rest)), 100.0)
+
+
 def test_who_was_preempted_is_bound_ahead_only_after_a_while() -> None:
     where = cluster(full("a"), full("b"), full("c"), full("d"))
-
-    def preempted(waited_s: float) -> LineView:
-        view = line(1000, 1000, waited_s=waited_s)
-        return replace(view, waiting=(replace(view.waiting[0], again=True), view.waiting[1]))
-
     policy = replace(PLAIN, ahead=1, aged_share=1.0)
-    assert list(bind(preempted(0.0), where, policy)) == ["r1"]
-    assert list(bind(preempted(10.0), where, policy)) == ["r0", "r1"]
+    assert list(bind(preempted(1000, 1000), where, policy)) == ["r1"]
+    assert list(bind(preempted(1000, 1000, waited_s=39.9), where, policy)) == ["r1"]
+    assert set(bind(preempted(1000, 1000, waited_s=40.0), where, policy)) == {"r0", "r1"}
+
+
+@pytest.mark.parametrize(("later_s", "first"), [(0.0, "r1"), (19.0, "r1"), (21.0, "r0")])
+def test_who_was_preempted_stands_back_for_those_who_come_soon_after(later_s: float, first: str) -> None:
+    where = cluster(instance("a", held=1000, running=2))
+    policy = replace(PLAIN, ahead=0)
+    assert list(bind(preempted(500, 500, waited_s=30.0, later_s=later_s), where, policy)) == [first]
+    assert list(bind(preempted(500, 500, waited_s=30.0, later_s=later_s), where, replace(policy, stand_back_s=0.0))) == ["r0"]
+
+
+def test_nobody_stands_back_for_a_later_tier() -> None:
+    view = preempted(500, 500)
+    urgent = replace(view, waiting=(view.waiting[0], replace(view.waiting[1], rank=1)))
+    assert list(bind(urgent, cluster(instance("a", held=1000, running=2)), replace(PLAIN, ahead=0))) == ["r0"]
+
+
+def test_who_was_preempted_starts_at_once_where_room_is() -> None:
+    assert bind(preempted(500), cluster(instance("a", held=1000, running=2)))["r0"].instance == "a"
 
 
 def test_without_backfill_nobody_passes() -> None:
@@ -209,16 +230,20 @@ def test_a_burst_does_not_herd() -> None:
 def test_nobody_who_fits_waits_and_no_memory_is_given_twice(loads: list[tuple[int, int]], demands: list[int], placement: str) -> None:
     """Whatever the cluster: who is not bound ahead has room beside the others, and who is left fits nowhere any more."""
     views = [instance(f"i{n}", held=held if running else 0, running=running, cost=COST) for n, (held, running) in enumerate(loads)]
-    policy = replace(PLAIN, placement="price" if placement == "price" else "freeness", watermark=0.0)
+    policy = replace(PLAIN, placement="price" if placement == "price" else "freeness", growth=0.25)
     found = bind(line(*demands), cluster(*views), policy)
+
+    def kept(requests: int) -> int:
+        return int(min(0.25 * 256 * sqrt(requests), 0.06 * 1600)) if requests > 1 else 0
+
     for view in views:
         here = [binding for binding in found.values() if binding.instance == view.id]
         bound = [demands[int(binding.request[1:])] for binding in here if not binding.ahead]
         blocks = sum(-(-tokens // 16) for tokens in bound)
-        reserve = view.report.running + len(bound)
-        assert blocks == 0 or (blocks + reserve - (not view.report.running)) * 16 <= view.report.free_tokens
+        requests = view.report.running + len(bound)
+        assert blocks == 0 or blocks * 16 + kept(requests) <= view.report.free_tokens
         closed = any(binding.ahead for binding in here)
-        room = view.report.free_tokens // 16 - blocks - (reserve + 1 if reserve else 0)
+        room = (view.report.free_tokens - kept(requests + 1)) // 16 - blocks
         unbound = [tokens for n, tokens in enumerate(demands) if f"r{n}" not in found]
         assert closed or all(-(-tokens // 16) > room for tokens in unbound)
     assert sum(binding.ahead for binding in found.values()) <= 2
@@ -273,8 +298,8 @@ def test_a_seat_asks_the_price_of_the_formula(weight: float, tokens: int) -> Non
 
     view = instance("a", held=700, running=3, waiting=(40,), cost=COST)
     for seat, (requests, held, others) in (
-        (seat_of(view, Tiers(), (1, 0.01, 0.0)), (0, 0, 0.0)),
-        (seat_of(view, Tiers(), (1, 0.01, 0.0)).taken(90, 10.0, (1, 0.01, 0.0), ahead=False), (1, 90, 10.0)),
+        (seat_of(view, Tiers(), 50.0), (0, 0, 0.0)),
+        (seat_of(view, Tiers(), 50.0).taken(90, 10.0, 50.0, ahead=False), (1, 90, 10.0)),
     ):
         sums = standing(view, Tiers())
         said = placement_cost_s(
@@ -294,13 +319,12 @@ def test_a_seat_that_is_taken_is_as_one_that_is_reported_so() -> None:
     from gateway.policy.seat import seat_of
     from gateway.policy.tier import Tiers
 
-    kept = (1, 0.02, 0.4 * 256)
     view = instance("a", held=320, running=2)
-    seat = seat_of(view, Tiers(), kept)
+    seat = seat_of(view, Tiers(), 40.0)
     for count in range(1, 6):
-        seat = seat.taken(64, 1.0, kept, ahead=False)
+        seat = seat.taken(64, 1.0, 40.0, ahead=False)
         claimed = replace(view, claims=2 + count, claimed_tokens=64 * (2 + count))
-        assert (seat.room, seat.claims) == (seat_of(claimed, Tiers(), kept).room, claimed.claims)
+        assert (seat.room, seat.claims) == (seat_of(claimed, Tiers(), 40.0).room, claimed.claims)
 
 
 def test_no_head_is_bound_ahead_where_another_was_bound_in_the_same_pass() -> None:
