@@ -35,16 +35,16 @@ class Scene:
     async def is_in_line(self) -> bool:
         return bool((await self.store.line.look("fake", 9)).standings)
 
-    async def ask(self, name: str, prompt_tokens: int, max_tokens: int) -> Stream:
+    async def ask(self, name: str, prompt_tokens: int, max_tokens: int, tier: str = "normal") -> Stream:
         stream = Stream(name)
-        self.tasks.create_task(stream.read(self.url, prompt_tokens, max_tokens))
+        self.tasks.create_task(stream.read(self.url, prompt_tokens, max_tokens, tier))
         return stream
 
-    async def grow(self) -> tuple[Stream, Stream]:
+    async def grow(self, tier: str = "normal") -> tuple[Stream, Stream]:
         """Two until the second is preempted."""
-        first = await self.ask("first", PROMPT, TOKENS)
+        first = await self.ask("first", PROMPT, TOKENS, tier)
         await until(first.started.is_set)
-        second = await self.ask("second", PROMPT, TOKENS)
+        second = await self.ask("second", PROMPT, TOKENS, tier)
         await until(lambda: self.where.engine.load().preemptions > 0, within_s=20)
         assert second.events > TOLD
         return first, second
@@ -101,17 +101,17 @@ async def test_else_it_keeps_its_place_and_what_it_left_free(policy: dict[str, o
         assert not [name for name in await metrics(here.url) if "resumes" in name and "preempted" in name]
 
 
-@pytest.mark.parametrize("stand_back_s", [20.0, 0.0])
-async def test_it_stands_back_for_who_came_soon_after(stand_back_s: float) -> None:
-    """When the first one is over, there is room for the preempted one or for the late one."""
+@pytest.mark.parametrize(("stand_back_s", "tier", "stands_back"), [(20.0, "normal", True), (0.0, "normal", False), (20.0, "high", False)])
+async def test_it_stands_back_for_who_came_soon_after_in_its_tier(stand_back_s: float, tier: str, stands_back: bool) -> None:
+    """When the first one is over, there is room for the preempted one or for the late one, which is a normal one."""
     async with scene(stand_back_s=stand_back_s, ahead=0, age_step_s=0) as here:
-        first, second = await here.grow()
+        first, second = await here.grow(tier)
         await until(here.is_in_line, within_s=20)
         told = second.events
         late = await here.ask("late", 600, 5)
         await until(lambda: late.started.is_set() or second.events > told + 50, within_s=20)
         assert first.done
-        assert late.started.is_set() is (stand_back_s > 0)
+        assert late.started.is_set() is stands_back
         await until(lambda: late.done and second.done, within_s=20)
         assert text_of(first) == text_of(second)
 
