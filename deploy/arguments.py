@@ -28,3 +28,11 @@ def port(text: str) -> int:
     if not 1 <= value <= 65535:
         raise argparse.ArgumentTypeError("must be between 1 and 65535")
     return value
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them, for argparse."""
+    try:
+        return tuple(int(each) for each in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"whole numbers with commas between them, not '{text}'") from None

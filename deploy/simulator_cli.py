@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from deploy.arguments import Commands, positive, scale
+from deploy.arguments import Commands, numbers, positive, scale
 
 
 def add_simulator(commands: Commands) -> None:
@@ -15,7 +15,11 @@ def add_simulator(commands: Commands) -> None:
 def add_simulate(commands: Commands) -> None:
     description = "Run the product's own policies over modelled engines, in virtual time. Scenarios: docs/simulator.md."
     parser = commands.add_parser("simulate", help="simulate a cluster", description=description)
-    parser.add_argument("scenario", metavar="SCENARIO.toml", help="what to simulate")
+    parser.add_argument(
+        "scenario",
+        metavar="SCENARIO.toml",
+        help="what to simulate: a file, or the name of a scenario that comes with Midstream (s-s, priorities, ...)",
+    )
     parser.add_argument("--trace", metavar="FILE.csv", help="arrivals, in place of the scenario's own")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--per-request", metavar="FILE.csv", help="write what befell each request")
@@ -42,17 +46,19 @@ def add_compare(commands: Commands) -> None:
     parser.add_argument("scenario", metavar="SCENARIO.toml", help="cluster, costs and workload (a named trace)")
     parser.add_argument("--against", default="llumnix", metavar="POLICY", help="what the others are divided by (default: %(default)s)")
     parser.add_argument("--policies", default="round_robin,infaas,midstream", metavar="A,B", help="default: %(default)s")
-    parser.add_argument("--seeds", default="1", metavar="N,N", help="workloads to run; the ratios' geometric mean is shown (default: 1)")
+    parser.add_argument(
+        "--seeds", type=numbers, default=(1,), metavar="N,N", help="workloads to run; the ratios' geometric mean is shown (default: 1)"
+    )
     parser.set_defaults(run=run_compare)
 
 
 def add_paper(commands: Commands) -> None:
     description = "Run the paper's experiments in the simulator; write tables, pictures and a page. Goes on where it was stopped."
     parser = commands.add_parser("paper", help="run the paper's evaluation", description=description)
-    parser.add_argument("--quick", action="store_true", help="one seed, fewer rates and requests: 43 simulations instead of 498")
+    parser.add_argument("--quick", action="store_true", help="one seed, fewer rates and requests: 43 simulations instead of 596")
     parser.add_argument("--out", default="paper-out", metavar="DIR", help="where results go, and are looked for (default: %(default)s)")
     parser.add_argument("--experiments", metavar="A,B", help="only these (default: all)")
-    parser.add_argument("--seeds", metavar="N,N", help="workloads to run (default: 1,2,3; with --quick: 1)")
+    parser.add_argument("--seeds", type=numbers, metavar="N,N", help="workloads to run (default: 1,2,3; with --quick: 1)")
     parser.add_argument("--requests", type=positive, metavar="N", help="requests a run (default: 10000; with --quick: 2500)")
     parser.add_argument("--processes", type=positive, metavar="N", help="simulations at a time (default: one per core)")
     parser.add_argument("--json", action="store_true", help="print the tables as JSON")
@@ -116,8 +122,7 @@ def run_compare(options: argparse.Namespace) -> int:
 
     from simulator import __main__ as simulator
 
-    seeds = [int(seed) for seed in options.seeds.split(",")]
-    return simulator.run_compare(Path(options.scenario), options.against, options.policies.split(","), seeds)
+    return simulator.run_compare(Path(options.scenario), options.against, options.policies.split(","), options.seeds)
 
 
 def run_paper(options: argparse.Namespace) -> int:
@@ -128,7 +133,7 @@ def run_paper(options: argparse.Namespace) -> int:
     from simulator.paper.command import PaperOptions
     from simulator.paper.experiment import Plan
 
-    seeds = tuple(int(seed) for seed in (options.seeds or ("1" if options.quick else "1,2,3")).split(","))
+    seeds = options.seeds or ((1,) if options.quick else (1, 2, 3))
     plan = Plan(seeds, options.requests or (2500 if options.quick else 10_000), options.quick)
     experiments = tuple(options.experiments.split(",")) if options.experiments else ()
     asked = PaperOptions(plan, Path(options.out), experiments, options.processes or os.cpu_count() or 1)

@@ -23,8 +23,9 @@ from simulator.plan import Objectives, needs, picture
 from simulator.replay import ReplayError, Target, play
 from simulator.request_trace import trace_of
 from simulator.run import arrivals_of, simulate
-from simulator.scenario import Scenario, ScenarioError, parse, policy_named
-from simulator.workload import Arrival, TraceError, csv_rows, read_csv
+from simulator.scenario import Scenario, ScenarioError, policy_named
+from simulator.scenario_file import load, read_scenario
+from simulator.workload import TraceError, csv_rows
 
 
 def run_simulate(scenario_file: Path, trace_file: Path | None, per_request_file: Path | None, *, as_json: bool) -> int:
@@ -75,7 +76,7 @@ def run_plan(
 def run_compare(scenario_file: Path, against: str, policies: Sequence[str], seeds: Sequence[int]) -> int:
     """Print each policy's figures divided by those of `against`. Answers the exit status."""
     try:
-        scenario = parse(scenario_file.read_text())
+        scenario = read_scenario(scenario_file)
         measured: dict[str, list[Figures]] = {}
         for name in (against, *policies):
             policy = scenario.policy if name == scenario.policy.name else policy_named(name)
@@ -185,22 +186,6 @@ def run_trace(log_file: Path) -> int:
     return 0
 
 
-def load(scenario_file: Path, trace_file: Path | None) -> tuple[Scenario, list[Arrival]]:
-    """A scenario and its arrivals; `trace_file` takes the place of the scenario's own workload.
-
-    Raises OSError, ScenarioError, TraceError. A trace named in a scenario is looked for beside it.
-    """
-    scenario = parse(scenario_file.read_text())
-    if trace_file is None and scenario.workload.file is not None:
-        trace_file = scenario_file.parent / scenario.workload.file
-    if trace_file is None:
-        return scenario, arrivals_of(scenario)
-    with trace_file.open(newline="") as file:
-        arrivals = read_csv(file)
-    workload = replace(scenario.workload, trace=None, file=str(trace_file), rate=None)
-    return replace(scenario, workload=workload), arrivals
-
-
 def table(scenario: Scenario, outcome: Outcome) -> str:
     """The summary for people."""
     lines = [f"{scenario.policy.name}: {len(outcome.requests)} requests, {outcome.instances_mean:.1f} instances in the mean", ""]
@@ -229,7 +214,7 @@ def table(scenario: Scenario, outcome: Outcome) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse flags and run."""
     parser = argparse.ArgumentParser(prog="python -m simulator", description="Simulate a cluster; see docs/simulator.md.")
-    parser.add_argument("scenario", type=Path, help="scenario file, TOML")
+    parser.add_argument("scenario", type=Path, help="scenario file (TOML), or the name of one that comes with Midstream")
     parser.add_argument("--trace", type=Path, metavar="FILE.csv", help="arrivals, in place of the scenario's own")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--per-request", type=Path, metavar="FILE.csv", help="write what befell each request")
