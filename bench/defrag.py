@@ -18,9 +18,9 @@ from typing import Any
 import httpx
 
 from bench.arena import WAYS, Arena, open_arena
-from bench.picture import Bar, bars
 from bench.stream import Seen, prompt_of, run_stream
 from deploy.up import UpOptions
+from simulator.bars import Bar, bars
 
 BLOCKS, BLOCK_TOKENS = 72, 32
 """Each engine's memory: 2,304 tokens."""

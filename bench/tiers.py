@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 
 from bench.arena import WAYS, Arena, open_arena
-from bench.picture import Bar, bars
 from bench.stream import Seen, prompt_of, run_stream
 from deploy.up import UpOptions
+from simulator.bars import Bar, bars
 
 ALONE_TOKENS = 30
 """Tokens of the urgent stream before the load comes."""

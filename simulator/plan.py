@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.policy.config import PolicyConfig
+from simulator.bars import Bar, bars
 from simulator.outcome import Outcome, Spread
 from simulator.run import simulate
 from simulator.scenario import Scenario
@@ -75,19 +76,11 @@ def _p99s(outcome: Outcome) -> tuple[float, float]:
 
 
 def picture(rows: Sequence[Need], max_instances: int) -> str:
-    """Horizontal bars, as SVG."""
-    height, left, width = 34, 150, 420
-    bars = []
-    for number, row in enumerate(rows):
-        y = 10 + number * height
-        instances = row.instances if row.instances is not None else max_instances
-        length = max(1, round(width * instances / max_instances))
-        label, colour = (f"{instances}", "#2f6f9f") if row.instances is not None else (f"more than {max_instances}", "#b0b0b0")
-        bars.append(
-            f'<text x="{left - 8}" y="{y + 17}" text-anchor="end">{row.policy}</text>'
-            f'<rect x="{left}" y="{y}" width="{length}" height="24" fill="{colour}"/>'
-            f'<text x="{left + length + 6}" y="{y + 17}">{label}</text>'
-        )
-    size = f'width="{left + width + 130}" height="{20 + len(rows) * height}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="13">'
-    return "\n".join([head, "<title>Instances needed</title>", *bars, "</svg>"]) + "\n"
+    """Instances as bars, as SVG; a policy that needs more than allowed has no bar of ours."""
+    return bars("Instances needed", [_bar(row, max_instances) for row in rows])
+
+
+def _bar(row: Need, max_instances: int) -> Bar:
+    if row.instances is None:
+        return Bar(row.policy, max_instances, f"more than {max_instances}")
+    return Bar(row.policy, row.instances, str(row.instances), ours=True)

@@ -1,6 +1,6 @@
 import xml.etree.ElementTree as ElementTree
 
-from bench.picture import Bar, bars
+from simulator.bars import Bar, bars
 
 SVG = "{http://www.w3.org/2000/svg}"
 

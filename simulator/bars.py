@@ -1,4 +1,4 @@
-"""PURE. Horizontal bars as SVG, for reports."""
+"""PURE. Horizontal bars as SVG, for what the simulator and the benchmarks report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
