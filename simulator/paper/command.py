@@ -12,6 +12,7 @@ from simulator.paper.latency import fragmentation_section, latency_section
 from simulator.paper.page import PICTURES, empty_page, filled
 from simulator.paper.scale import stress_section
 from simulator.paper.scaling import scaling_section, thresholds_section
+from simulator.paper.scatter import scatter_section
 from simulator.paper.section import Section
 from simulator.paper.store import ResultStore, code_digest, results_of
 from simulator.paper.urgency import priorities_section, weights_section
@@ -40,7 +41,8 @@ def run(options: PaperOptions, progress: Callable[[int, int], None]) -> list[Sec
     runs = [run for name in names for run in EXPERIMENTS[name](options.plan)]
     store = ResultStore(options.out / PICTURES / "runs", code_digest())
     findings = results_of(runs, store, options.processes, progress)
-    sections = [_section(name, findings) for name in names]
+    played = {each.run.experiment for each in findings}
+    sections = [_section(name, findings) for name in names if name in played]
     _write(options, sections)
     return sections
 
@@ -74,6 +76,7 @@ def note_of(plan: Plan) -> str:
 
 _SECTIONS: dict[str, Callable[[Sequence[Finding]], Section]] = {
     "traces": latency_section,
+    "scatter": scatter_section,
     "fragmentation": fragmentation_section,
     "priorities": priorities_section,
     "weights": weights_section,

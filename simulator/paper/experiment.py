@@ -6,7 +6,7 @@ Shorter runs queue less. Experiments share runs: a run is known by its scenario.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.scenario import Scenario, from_dict
 
@@ -28,6 +28,7 @@ PRIORITY_RATES = {"S-S": 26.0, "ShareGPT": 5.5}
 PRIORITY_WEIGHT = 20.0
 SCALE_TRACE, SCALE_RATE = "L-L", 2.0
 STRESS_INSTANCES, STRESS_TRACE = 64, "64-64"
+SCATTER_SEEDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,13 @@ def traces(plan: Plan) -> Iterable[PaperRun]:
     for trace, rates in RATES.items():
         for rate in rates[1:2] if plan.quick else rates:
             yield from _runs(plan, "traces", trace, rate, _PLAIN, {"trace": trace, "rate": rate})
+
+
+def scatter(plan: Plan) -> Iterable[PaperRun]:
+    """How sure the ratios at the middle rates are: the first seed and those that follow it. `quick`: nothing."""
+    seeds = tuple(range(plan.seeds[0], plan.seeds[0] + SCATTER_SEEDS))
+    for trace, rates in () if plan.quick else RATES.items():
+        yield from _runs(replace(plan, seeds=seeds), "scatter", trace, rates[1], _PAIR, {"trace": trace, "rate": rates[1]})
 
 
 def fragmentation(plan: Plan) -> Iterable[PaperRun]:
@@ -122,6 +130,7 @@ def stress(plan: Plan) -> Iterable[PaperRun]:
 
 EXPERIMENTS = {
     "traces": traces,
+    "scatter": scatter,
     "fragmentation": fragmentation,
     "priorities": priorities,
     "weights": weights,
@@ -137,6 +146,7 @@ def _weighing(weight: float) -> Variant:
 
 
 _PLAIN = [Variant(name, {"name": name, "priorities": False}) for name in POLICIES]
+_PAIR = [variant for variant in _PLAIN if variant.series in ("llumnix", "midstream")]
 _BLIND = Variant("llumnix, blind", {"name": "llumnix", "priorities": False})
 _HEAD_ROOM = Variant("llumnix, head-room", {"name": "llumnix", "targets": {"high": 1600}})
 _TIERED = (_BLIND, _HEAD_ROOM, _weighing(PRIORITY_WEIGHT))

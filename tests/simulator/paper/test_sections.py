@@ -9,6 +9,7 @@ from simulator.paper.latency import fragmentation_section, latency_section
 from simulator.paper.result import RunResult, TierFigures
 from simulator.paper.scale import stress_section
 from simulator.paper.scaling import scaling_section, thresholds_section
+from simulator.paper.scatter import error_percent, scatter_section
 from simulator.paper.table import Cell, Table
 from simulator.paper.urgency import BASE, priorities_section, weights_section
 from simulator.scenario import from_dict
@@ -62,6 +63,25 @@ def test_a_rate_that_was_not_run_has_no_row() -> None:
     middle = [each for each in findings("traces") if each.run.x == RATES[each.run.panel][1]]
     (levels,) = (table for table in latency_section(middle).tables if table.name == "traces-by-rate")
     assert [row[:2] for row in levels.rows] == [(name, "middle") for name in ("midstream", "infaas", "round_robin")]
+
+
+def test_more_seeds_say_how_sure_a_ratio_is() -> None:
+    section = scatter_section(findings("scatter"))
+    ratios, errors = section.tables
+    assert "10 seeds, 1 to 10" in ratios.title
+    assert [row[0] for row in ratios.rows[:1]] == ["ShareGPT 7.75"]
+    assert len(ratios.rows) == len(RATES) + 2
+    assert cells(ratios, row="**geometric mean**")[1:] == pytest.approx([0.5] * 8)
+    assert cells(errors, row="**geometric mean**")[1:] == pytest.approx([0.0] * 8)
+
+
+def test_the_error_is_that_of_a_mean_of_logarithms() -> None:
+    """The jackknife of a mean is its standard error: here of the logarithms of 1 and 4, log(2) each from their mean, over two seeds."""
+    found = [each for each in findings("traces") if (each.run.panel, each.run.x) == ("S-S", 39.0)]
+    runs = [Finding(each.run, result({1: 1.0, 2: 4.0}[each.run.seed])) for each in found if each.run.series == "midstream"]
+    base = [each for each in found if each.run.series == "llumnix"]
+    assert error_percent([(runs, base)], "ttft_mean") == pytest.approx(100.0)
+    assert error_percent([(runs[:1], base[:1])], "ttft_mean") is None
 
 
 def test_fragmentation_is_a_share_of_all_memory_in_percent() -> None:
