@@ -18,6 +18,7 @@ from backend.engine.base import Engine
 from backend.llumlet.app import build
 from backend.llumlet.server import DrainingServer
 from backend.llumlet.settings import LlumletSettings
+from backend.peers.environment import read_or_exit
 from backend.registry.store import InstanceStore
 
 KEEP_ALIVE_S = 30
@@ -72,7 +73,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _settings(options: argparse.Namespace, port: int) -> LlumletSettings:
     given = {"redis_url": options.redis, "instance_id": options.instance_id, "advertised_url": options.advertised_url}
-    settings = LlumletSettings(**{name: value for name, value in given.items() if value is not None})
+    settings = read_or_exit(LlumletSettings, **{name: value for name, value in given.items() if value is not None})
     if settings.advertised_url or options.host in _WILDCARDS:
         return settings
     host = f"[{options.host}]" if ":" in options.host else options.host
@@ -125,7 +126,7 @@ async def _open_fake(model: str | None, host: str) -> AsyncIterator[Engine]:
     from backend.engine.fake.engine import build_fake_engine
     from backend.engine.fake.settings import FakeSettings
 
-    settings = FakeSettings()
+    settings = read_or_exit(FakeSettings)
     yield build_fake_engine(settings.model_copy(update={"model": model}) if model else settings, host)
 
 
@@ -136,7 +137,7 @@ async def _open_vllm(options: argparse.Namespace, flags: Sequence[str], host: st
 
     model = ["--model", options.model] if options.model else []
     args = parse([*model, "--host", options.host, "--port", str(options.port), *flags])
-    async with open_engine(args, KVSettings(), host) as engine:
+    async with open_engine(args, read_or_exit(KVSettings), host) as engine:
         yield engine
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 
+from backend.peers.environment import read_or_exit
 from deploy.health import free_ports, http_probe
 from deploy.machine import Machine
 from deploy.process import Supervisor, supervise
@@ -73,7 +74,7 @@ async def open_arena(
     options: UpOptions, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[Arena]:
     """Start Redis and the engines, telling standard error how far it is; stop them on leaving. `arguments` are vLLM's, for each."""
-    settings = DeploySettings()
+    settings = read_or_exit(DeploySettings)
     logs = settings.logs / "bench"
     with redirect_stdout(sys.stderr):
         model: Model = await asyncio.to_thread(choose_model, options, settings)

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from backend.peers.environment import read_or_exit
 from bench.dispatch_worker import Dispatched, DispatchJob, ReportJob
 from bench.process_tree import tree_cost
 from bench.relay import percentile
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def measure(steps: Sequence[Step]) -> list[dict[str, Any]]:
     """All steps, each with a Redis of its own. Progress goes to standard error."""
-    settings = DeploySettings()
+    settings = read_or_exit(DeploySettings)
     rows = []
     with redirect_stdout(sys.stderr):
         for step in steps:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import httpx
 
+from backend.peers.environment import read_or_exit
 from deploy.health import free_ports, http_probe
 from deploy.process import supervise
 from deploy.settings import DeploySettings
@@ -27,7 +28,7 @@ class BenchFleet:
 @asynccontextmanager
 async def open_fleet(options: UpOptions) -> AsyncIterator[BenchFleet]:
     """Start it, telling standard error how far it is; stop it on leaving."""
-    settings = DeploySettings()
+    settings = read_or_exit(DeploySettings)
     options = replace(options, port=free_ports(options.host, 1)[0])
     with redirect_stdout(sys.stderr):
         model: Model = await asyncio.to_thread(choose_model, options, settings)

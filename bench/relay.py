@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from backend.peers.environment import read_or_exit
 from bench.lean_backend import MODEL
 from bench.lean_client import Job, Load, run_job
 from bench.process_tree import tree_cost
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def measure(plan: Plan, proxies: Sequence[Proxy]) -> Table:
     """All rounds. Progress goes to standard error."""
-    settings = DeploySettings()
+    settings = read_or_exit(DeploySettings)
     logs = settings.logs / "bench"
     table: Table = {}
     with redirect_stdout(sys.stderr):

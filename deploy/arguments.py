@@ -2,6 +2,7 @@
 
 import argparse
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -36,3 +37,18 @@ def numbers(text: str) -> tuple[int, ...]:
         return tuple(int(each) for each in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"whole numbers with commas between them, not '{text}'") from None
+
+
+def server(text: str) -> str:
+    """The base URL of an HTTP server, for argparse."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"a URL that begins with http:// or https://, not '{text}'")
+    return text
+
+
+def store(text: str) -> str:
+    """The URL of a Redis, for argparse."""
+    if not text.startswith(("redis://", "rediss://", "unix://")):
+        raise argparse.ArgumentTypeError("a URL that begins with redis://, rediss:// or unix://")
+    return text

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from deploy.arguments import Commands, port, positive
+from deploy.arguments import Commands, port, positive, store
 from deploy.simulator_cli import add_simulator
 
 ENGINES = ("vllm", "fake")
@@ -64,7 +64,7 @@ def add_up(commands: Commands) -> None:
     parser.add_argument("--model", metavar="NAME_OR_PATH", help="model for the engines (default: SmolLM2-135M-Instruct, made on first use)")
     parser.add_argument("--host", default="127.0.0.1", help="address on which the gateway listens (default: %(default)s)")
     parser.add_argument("--port", type=port, default=8000, help="TCP port of the gateway (default: %(default)s)")
-    parser.add_argument("--redis", metavar="URL", help="Redis to use (default: MIDSTREAM_REDIS_URL, else one is started)")
+    parser.add_argument("--redis", type=store, metavar="URL", help="Redis to use (default: MIDSTREAM_REDIS_URL, else one is started)")
     parser.set_defaults(run=run_up)
 
 
@@ -88,7 +88,7 @@ def add_backend(commands: Commands) -> None:
     parser.add_argument("--model", metavar="NAME_OR_PATH", help="model to load (needed for vllm)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=port, default=8001, help="TCP port (default: %(default)s)")
-    parser.add_argument("--redis", metavar="URL", help="shared Redis (default: MIDSTREAM_REDIS_URL)")
+    parser.add_argument("--redis", type=store, metavar="URL", help="shared Redis (default: MIDSTREAM_REDIS_URL)")
     parser.add_argument("--instance-id", metavar="ID", help="name of this instance (default: MIDSTREAM_INSTANCE_ID, else random)")
     parser.add_argument("--advertised-url", metavar="URL", help="base URL for gateways and other backends (default: http://HOST:PORT)")
     parser.set_defaults(run=run_backend)
@@ -109,7 +109,7 @@ def add_launcher(commands: Commands) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=port, default=8100, help="TCP port (default: %(default)s)")
     parser.add_argument("--backend-host", default="127.0.0.1", metavar="HOST", help="address of the backends (default: %(default)s)")
-    parser.add_argument("--redis", metavar="URL", help="shared Redis (default: MIDSTREAM_REDIS_URL)")
+    parser.add_argument("--redis", type=store, metavar="URL", help="shared Redis (default: MIDSTREAM_REDIS_URL)")
     parser.set_defaults(run=run_launcher)
 
 
@@ -161,19 +161,21 @@ def add_soak(commands: Commands) -> None:
 
 
 def run_up(options: argparse.Namespace) -> int:
+    from backend.peers.environment import read_or_exit
     from deploy import up
     from deploy.model import ModelError
     from deploy.settings import DeploySettings
 
     asked = up.UpOptions(options.engine, options.instances, options.model, options.host, options.port, options.redis)
     try:
-        return up.run(asked, DeploySettings())
+        return up.run(asked, read_or_exit(DeploySettings))
     except ModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
 
 def run_gateway(options: argparse.Namespace) -> int:
+    from backend.peers.environment import read_or_exit
     from gateway.__main__ import run
     from gateway.settings import GatewaySettings
 
@@ -184,7 +186,7 @@ def run_gateway(options: argparse.Namespace) -> int:
         "backends": options.backend,
         "workers": options.workers,
     }
-    run(GatewaySettings(**{name: value for name, value in given.items() if value is not None}))
+    run(read_or_exit(GatewaySettings, **{name: value for name, value in given.items() if value is not None}))
     return 0
 
 
@@ -211,12 +213,13 @@ def run_keys(options: argparse.Namespace) -> int:
 
 
 def run_launcher(options: argparse.Namespace) -> int:
+    from backend.peers.environment import read_or_exit
     from deploy.launch import command
     from deploy.settings import DeploySettings
 
     names = ("kind", "engine", "model", "host", "port", "backend_host", "namespace", "address", "gpus", "cpus")
     asked = command.LauncherOptions(**{name: getattr(options, name) for name in names}, redis_url=options.redis)
-    return command.run(asked, DeploySettings())
+    return command.run(asked, read_or_exit(DeploySettings))
 
 
 def run_bench(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings
 from backend.engine.fake.settings import FakeSettings
 from backend.engine.vllm.settings import KVSettings
 from backend.llumlet.settings import LlumletSettings
+from backend.peers.environment import variable
 from deploy.settings import DeploySettings
 from gateway.settings import GatewaySettings
 
@@ -35,24 +36,22 @@ def render() -> str:
     text = [HEAD]
     for title, model in SECTIONS:
         text.append(f"\n# ---- {title} ----\n")
-        for variable, field in variables(model):
-            if variable not in seen:
-                seen.add(variable)
-                text.append(entry(variable, field))
+        for name, field in variables(model):
+            if name not in seen:
+                seen.add(name)
+                text.append(entry(name, field))
     return "\n".join(text)
 
 
 def variables(model: type[BaseSettings]) -> Iterator[tuple[str, FieldInfo]]:
     """The environment variable of each field."""
-    prefix = str(model.model_config.get("env_prefix", ""))
     for name, field in model.model_fields.items():
-        alias = field.validation_alias
-        yield alias if isinstance(alias, str) else f"{prefix}{name}".upper(), field
+        yield variable(model, name), field
 
 
-def entry(variable: str, field: FieldInfo) -> str:
+def entry(name: str, field: FieldInfo) -> str:
     """The meaning of a variable in each section that reads it, then its default, commented out."""
-    shared = [(title, other) for title, model in SECTIONS for name, other in variables(model) if name == variable]
+    shared = [(title, other) for title, model in SECTIONS for known, other in variables(model) if known == name]
     defaults = {shown(other) for _, other in shared}
     comments = []
     for title, other in shared:
@@ -62,7 +61,7 @@ def entry(variable: str, field: FieldInfo) -> str:
         if words not in comments:
             comments.append(words)
     lines = [f"# {line}" for comment in comments for line in textwrap.wrap(comment, WIDTH)]
-    return "\n".join([*lines, f"#{variable}={defaults.pop() if len(defaults) == 1 else ''}", ""])
+    return "\n".join([*lines, f"#{name}={defaults.pop() if len(defaults) == 1 else ''}", ""])
 
 
 def shown(field: FieldInfo) -> str:

@@ -6,6 +6,7 @@ import secrets
 import sys
 from pathlib import Path
 
+from backend.peers.environment import read_or_exit
 from gateway.access.keyfile import change_key_file, read_key_file
 from gateway.access.keys import KEY_PREFIX, ApiKey, BadKeys, KeyTable, hash_of_key
 from gateway.settings import GatewaySettings
@@ -15,7 +16,7 @@ KEY_BYTES = 32
 
 def run(options: argparse.Namespace) -> int:
     """The exit status."""
-    path = Path(options.file) if options.file else GatewaySettings().api_keys_file
+    path = Path(options.file) if options.file else read_or_exit(GatewaySettings).api_keys_file
     if path is None:
         print("error: which file? Name it with --file, or set MIDSTREAM_API_KEYS_FILE", file=sys.stderr)
         return 2

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from backend.peers.environment import read_or_exit
 from deploy.settings import DeploySettings, child_environment
 
 NAME = "SmolLM2-135M-Instruct"
@@ -126,7 +127,7 @@ def main() -> int:
     """Make the default model under MIDSTREAM_HOME."""
     started = time.monotonic()
     try:
-        path = make(DeploySettings().models)
+        path = make(read_or_exit(DeploySettings).models)
     except ModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

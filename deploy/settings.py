@@ -7,6 +7,8 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from backend.registry.address import StoreUrl
+
 
 class DeploySettings(BaseSettings):
     """The launcher's own knobs; `MIDSTREAM_` in front of each name."""
@@ -14,7 +16,7 @@ class DeploySettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="MIDSTREAM_", env_file=".env", extra="ignore")
 
     home: Path = Field(default=Path(".midstream"), description="Directory for models and logs.")
-    redis_url: str | None = Field(default=None, description="Redis to use; the launcher starts one of its own if unset.")
+    redis_url: StoreUrl | None = Field(default=None, description="Redis to use; the launcher starts one of its own if unset.")
     start_timeout_s: float = Field(default=600.0, gt=0, description="Seconds an engine may take until it is healthy.")
     stop_timeout_s: float = Field(default=20.0, gt=0, description="Seconds a process may take to stop before it is killed.")
 

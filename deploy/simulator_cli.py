@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from deploy.arguments import Commands, numbers, positive, scale
+from deploy.arguments import Commands, numbers, positive, scale, server
 
 
 def add_simulator(commands: Commands) -> None:
@@ -69,7 +69,7 @@ def add_replay(commands: Commands) -> None:
     description = "Play a scenario's workload to a gateway, and compare what its clients see with the simulation (docs/simulator.md)."
     parser = commands.add_parser("replay", help="compare the simulator with a live gateway", description=description)
     parser.add_argument("scenario", metavar="SCENARIO.toml", nargs="?", help="cluster, costs, policy and workload")
-    parser.add_argument("--url", metavar="GATEWAY", help="base URL of the gateway")
+    parser.add_argument("--url", type=server, metavar="GATEWAY", help="base URL of the gateway")
     parser.add_argument(
         "--decisions",
         metavar="LOG|GATEWAY",

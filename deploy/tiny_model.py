@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from backend.peers.environment import read_or_exit
 from deploy.model import CONVERT_TIMEOUT_S, NAME, NEEDED, ModelError, ensure_model, is_complete, publish, staging_directory
 from deploy.settings import DeploySettings, child_environment
 
@@ -75,7 +76,7 @@ def write_random_weights(directory: Path, real: Path) -> None:
 def main() -> int:
     """Make the tiny model under MIDSTREAM_HOME."""
     try:
-        path = make_tiny(DeploySettings().models)
+        path = make_tiny(read_or_exit(DeploySettings).models)
     except ModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

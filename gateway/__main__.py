@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import uvicorn
 
+from backend.peers.environment import read_or_exit
 from gateway.access.keys import BadKeys
 from gateway.app import build_app
 from gateway.garbage import look_seldom
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     fd, supervisor = flags.pop("fd", None), flags.pop("supervisor", None)
     if supervisor is not None:
         follow(supervisor)
-    run(GatewaySettings(**flags), socket.socket(fileno=fd) if fd is not None else None)
+    run(read_or_exit(GatewaySettings, **flags), socket.socket(fileno=fd) if fd is not None else None)
     return 0
 
 

@@ -11,6 +11,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from backend.peers.settings import PeerSettings
+from backend.registry.address import StoreUrl
 from gateway.passive.reading import Passive, passive_at
 from gateway.policy.config import Policy, ScaleConfig, policy_config
 from gateway.policy.tier import Tiers, override_tiers
@@ -24,7 +25,7 @@ class GatewaySettings(PeerSettings):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="TCP port to listen on; 0 lets the system choose.")
-    redis_url: str = Field(
+    redis_url: StoreUrl = Field(
         default="redis://127.0.0.1:6379/0",
         description="The shared store. `memory://` keeps it inside this process, which is the default when MIDSTREAM_BACKENDS is set.",
     )

@@ -5,6 +5,7 @@ import secrets
 from pydantic import Field
 
 from backend.peers.settings import PeerSettings
+from backend.registry.address import StoreUrl
 from migration.settings import ReceptionSettings, SessionSettings
 
 
@@ -15,7 +16,7 @@ def _random_instance_id() -> str:
 class LlumletSettings(PeerSettings):
     """Read from the environment (prefix MIDSTREAM_) and from `.env`; a malformed value stops the process."""
 
-    redis_url: str | None = Field(
+    redis_url: StoreUrl | None = Field(
         default=None,
         description="URL of the shared store, e.g. redis://127.0.0.1:6379/0. Without one no gateway learns of this instance.",
     )

@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from backend.peers.environment import read_or_exit
 from bench.chaos.fleet import open_fleet
 from bench.chaos.pace import PACES
 from bench.chaos.run import Run
@@ -31,7 +32,7 @@ async def run(engine: str, iterations: int, seed: int, logs: Path) -> dict[str, 
     """The report, as JSON-able values. Standard error tells of every stream that was not right."""
     options = UpOptions(engine=engine, instances=BACKENDS[engine])
     with redirect_stdout(sys.stderr):  # what the launcher says is no part of the report
-        model = await asyncio.to_thread(choose_model, options, DeploySettings())
+        model = await asyncio.to_thread(choose_model, options, read_or_exit(DeploySettings))
         async with open_fleet(logs, options, model, gateways=GATEWAYS, pace=PACES[engine]) as fleet:
             return await Run(fleet).all(seed, iterations)
 
