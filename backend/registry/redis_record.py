@@ -2,7 +2,7 @@
 
 Keys
     midstream:record:KIND:NAME   hash of version and text, expires by itself
-    midstream:records:KIND       zset name -> expiry, ms
+    midstream:records:KIND       zset name -> expiry, ms; each write takes out who has run out, and it goes with its last one
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,10 @@ if version ~= ARGV[3] then
 end
 redis.call('HSET', key, 'version', string.format('%.0f', ARGV[3] + 1), 'text', ARGV[5])
 redis.call('PEXPIRE', key, ARGV[4])
-redis.call('ZADD', 'midstream:records:' .. ARGV[1], ms(now + ARGV[4]), ARGV[2])
+local names = 'midstream:records:' .. ARGV[1]
+redis.call('ZREMRANGEBYSCORE', names, '-inf', ms(now))
+redis.call('ZADD', names, ms(now + ARGV[4]), ARGV[2])
+redis.call('PEXPIREAT', names, redis.call('ZRANGE', names, -1, -1, 'WITHSCORES')[2])
 return 1
 """
 )
