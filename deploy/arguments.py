@@ -4,6 +4,8 @@ import argparse
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
+from backend.registry.address import checked_redis
+
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
@@ -49,6 +51,7 @@ def server(text: str) -> str:
 
 def store(text: str) -> str:
     """The URL of a Redis, for argparse."""
-    if not text.startswith(("redis://", "rediss://", "unix://")):
-        raise argparse.ArgumentTypeError("a URL that begins with redis://, rediss:// or unix://")
-    return text
+    try:
+        return checked_redis(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -3,11 +3,12 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from backend.registry.address import StoreUrl
+from backend.registry.address import checked_redis
 
 
 class DeploySettings(BaseSettings):
@@ -16,7 +17,9 @@ class DeploySettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="MIDSTREAM_", env_file=".env", extra="ignore")
 
     home: Path = Field(default=Path(".midstream"), description="Directory for models and logs.")
-    redis_url: StoreUrl | None = Field(default=None, description="Redis to use; the launcher starts one of its own if unset.")
+    redis_url: Annotated[str, AfterValidator(checked_redis)] | None = Field(
+        default=None, description="Redis to use; the launcher starts one of its own if unset."
+    )
     start_timeout_s: float = Field(default=600.0, gt=0, description="Seconds an engine may take until it is healthy.")
     stop_timeout_s: float = Field(default=20.0, gt=0, description="Seconds a process may take to stop before it is killed.")
 

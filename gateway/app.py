@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from backend.peers.signer import Signer
+from backend.registry.address import MEMORY
 from backend.registry.memory import MemoryStore
 from backend.registry.redis import RedisStore
 from backend.registry.store import InstanceStore
@@ -182,7 +183,7 @@ async def _store_of(settings: GatewaySettings, given: InstanceStore | None) -> A
         yield given
         return
     store: InstanceStore
-    if settings.store_url == "memory://":
+    if settings.store_url == MEMORY:
         store = MemoryStore(asyncio.get_running_loop().time)
     else:
         store = RedisStore(settings.store_url, timeout_s=settings.store_timeout_s)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from backend.peers.settings import PeerSettings
-from backend.registry.address import StoreUrl
+from backend.registry.address import checked_store
 from gateway.passive.reading import Passive, passive_at
 from gateway.policy.config import Policy, ScaleConfig, policy_config
 from gateway.policy.tier import Tiers, override_tiers
@@ -25,7 +25,7 @@ class GatewaySettings(PeerSettings):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="TCP port to listen on; 0 lets the system choose.")
-    redis_url: StoreUrl = Field(
+    redis_url: Annotated[str, AfterValidator(checked_store)] = Field(
         default="redis://127.0.0.1:6379/0",
         description="The shared store. `memory://` keeps it inside this process, which is the default when MIDSTREAM_BACKENDS is set.",
     )

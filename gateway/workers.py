@@ -18,6 +18,7 @@ from pathlib import Path
 
 from prometheus_client.multiprocess import mark_process_dead
 
+from backend.registry.address import MEMORY
 from gateway.settings import GatewaySettings, worker_environment
 
 BACKLOG = 4096
@@ -37,7 +38,7 @@ class NotShared(Exception):
 
 def supervise(settings: GatewaySettings) -> None:
     """Run `settings.workers` workers until SIGINT or SIGTERM. Raises NotShared, OSError (the port cannot be had)."""
-    if settings.store_url == "memory://":
+    if settings.store_url == MEMORY:
         raise NotShared("several workers share their state in Redis: name one with --redis, or run one worker")
     metrics = Path(tempfile.mkdtemp(prefix="midstream-metrics-"))
     try:

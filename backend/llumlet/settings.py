@@ -1,11 +1,12 @@
 """Every knob of a llumlet, with its unit and reason; the only reader of the environment here."""
 
 import secrets
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from backend.peers.settings import PeerSettings
-from backend.registry.address import StoreUrl
+from backend.registry.address import checked_redis
 from migration.settings import ReceptionSettings, SessionSettings
 
 
@@ -16,7 +17,7 @@ def _random_instance_id() -> str:
 class LlumletSettings(PeerSettings):
     """Read from the environment (prefix MIDSTREAM_) and from `.env`; a malformed value stops the process."""
 
-    redis_url: StoreUrl | None = Field(
+    redis_url: Annotated[str, AfterValidator(checked_redis)] | None = Field(
         default=None,
         description="URL of the shared store, e.g. redis://127.0.0.1:6379/0. Without one no gateway learns of this instance.",
     )

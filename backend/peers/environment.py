@@ -17,7 +17,7 @@ MALFORMED = 2
 def read_or_exit(kind: type[S], **given: Any) -> S:
     """These settings; `given` wins over the environment. What is malformed goes to stderr, a line each, and SystemExit is raised.
 
-    No value is shown: it may be a secret.
+    Values are shown only where a check of ours quotes its own: pydantic's way to print each of them would print secrets.
     """
     try:
         return kind(**given)

@@ -1,18 +1,19 @@
-"""PURE. Where the shared store is, as settings name it."""
+"""PURE. Where the shared store may be. Refusals do not show what was refused: a password may be in it."""
 
-from typing import Annotated, TypeAlias
-
-from pydantic import AfterValidator
-
-SCHEMES = ("redis://", "rediss://", "unix://", "memory://")
+REDIS = ("redis://", "rediss://", "unix://")
+MEMORY = "memory://"
+"""Inside one gateway's process."""
 
 
-def checked(url: str) -> str:
-    """The URL as it is. Raises ValueError, which does not show it: a password may be in it."""
-    if not url.startswith(SCHEMES):
-        raise ValueError(f"the address of the shared store begins with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}")
+def checked_redis(url: str) -> str:
+    """The URL of a Redis, as it is. Raises ValueError."""
+    if not url.startswith(REDIS):
+        raise ValueError(f"the address of a Redis begins with {', '.join(REDIS[:-1])} or {REDIS[-1]}")
     return url
 
 
-StoreUrl: TypeAlias = Annotated[str, AfterValidator(checked)]
-"""For a field of settings."""
+def checked_store(url: str) -> str:
+    """The same, or MEMORY. Raises ValueError."""
+    if url != MEMORY and not url.startswith(REDIS):
+        raise ValueError(f"the address of the shared store is {MEMORY}, or begins with {', '.join(REDIS[:-1])} or {REDIS[-1]}")
+    return url

@@ -39,6 +39,8 @@ def run(options: PaperOptions, progress: Callable[[int, int], None]) -> list[Sec
         if name not in EXPERIMENTS:
             raise ScenarioError(f"there is no experiment '{name}'; there are {', '.join(EXPERIMENTS)}")
     runs = [run for name in names for run in EXPERIMENTS[name](options.plan)]
+    if not runs:
+        raise ScenarioError(f"there is nothing to run: --quick leaves out {', '.join(names)}")
     store = ResultStore(options.out / PICTURES / "runs", code_digest())
     findings = results_of(runs, store, options.processes, progress)
     played = {each.run.experiment for each in findings}

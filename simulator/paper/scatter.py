@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import exp, log, sqrt
+from typing import TypeAlias
 
 from simulator.outcome import mean
 from simulator.paper.experiment import RATES
@@ -10,7 +11,7 @@ from simulator.paper.latency import TARGETS
 from simulator.paper.section import Section
 from simulator.paper.table import Cell, Table
 
-Pair = tuple[list[Finding], list[Finding]]
+Pair: TypeAlias = tuple[list[Finding], list[Finding]]
 """A trace's runs of `midstream` and of `llumnix`."""
 
 

@@ -45,7 +45,12 @@ def test_servers_and_stores_are_urls() -> None:
         ("MIDSTREAM_PORT", "abc", ["gateway"], "error: MIDSTREAM_PORT: input should be a valid integer"),
         ("MIDSTREAM_POLICY", "best", ["gateway"], "error: there is no policy 'best'; known: midstream, "),
         ("MIDSTREAM_POLICY_OPTIONS", "{", ["gateway"], "error: MIDSTREAM_POLICY_OPTIONS is not JSON: "),
-        ("MIDSTREAM_REDIS_URL", "u:secret@h", ["gateway"], "error: MIDSTREAM_REDIS_URL: the address of the shared store begins with "),
+        (
+            "MIDSTREAM_REDIS_URL",
+            "u:secret@h",
+            ["gateway"],
+            "error: MIDSTREAM_REDIS_URL: the address of the shared store is memory://, or begins ",
+        ),
         ("MIDSTREAM_START_TIMEOUT_S", "0", ["up"], "error: MIDSTREAM_START_TIMEOUT_S: input should be greater than 0"),
         ("MIDSTREAM_START_TIMEOUT_S", "x", ["launcher"], "error: MIDSTREAM_START_TIMEOUT_S: input should be a valid number"),
         ("MIDSTREAM_PORT", "abc", ["keys", "list"], "error: MIDSTREAM_PORT: "),

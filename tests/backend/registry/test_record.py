@@ -69,11 +69,11 @@ async def test_names_of_what_ran_out_are_not_kept_in_redis(redis_store: RedisSto
         async with asyncio.timeout(5):
             while raw.exists("midstream:record:response:r19"):
                 await asyncio.sleep(0.01)
-        assert await redis_store.records.write("response", "last", "x", version=0, ttl_s=0.3)
+        assert await redis_store.records.write("response", "last", "x", version=0, ttl_s=60)
         assert raw.zrange("midstream:records:response", 0, -1) == [b"last"]
-        assert 0 < raw.pttl("midstream:records:response") <= 300
+        assert await redis_store.records.write("brief", "only", "x", version=0, ttl_s=0.05)
         async with asyncio.timeout(5):
-            while raw.exists("midstream:records:response"):
+            while raw.exists("midstream:records:brief"):
                 await asyncio.sleep(0.01)
 
 

@@ -28,6 +28,11 @@ def test_an_unknown_experiment_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no experiment 'tracse'; there are traces" in capsys.readouterr().err
 
 
+def test_nothing_to_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["paper", "--quick", "--out", str(tmp_path), "--experiments", "scatter"]) == 2
+    assert "--quick leaves out scatter" in capsys.readouterr().err
+
+
 def test_the_cost_of_decisions_is_measured_for_each_load() -> None:
     ticks = iter(range(100_000))
     scenario = from_dict({"workload": {"trace": "64-64", "rate": 1}, "cluster": {"instances": 5}})
